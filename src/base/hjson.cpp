@@ -8,11 +8,11 @@
 #include "base/json_builder.h"
 #include "trireme/base/file.h"
 #include "trireme/base/json.h"
+#include "trireme/base/json_limits.h"
+#include "trireme/base/utf8.h"
 
 namespace trireme {
 namespace {
-
-constexpr int kMaxDepth = 500;
 
 bool is_blank(char c) { return static_cast<unsigned char>(c) <= ' '; }
 bool is_punctuation(char c) { return std::string_view("{}[],:").find(c) != std::string_view::npos; }
@@ -112,10 +112,6 @@ class HjsonReader {
     builder_.string(text);
   }
 
-  void enter(size_t opened) {
-    if (++depth_ > kMaxDepth) fail(opened, str("nested deeper than ", kMaxDepth, " levels"));
-  }
-
   void skip_comma() {
     skip_blanks();
     if (!is_at(',')) return;
@@ -125,7 +121,6 @@ class HjsonReader {
 
   void object(const ObjectForm& form) {
     const size_t opened = at_;
-    enter(opened);
     builder_.start_object(0);
     if (form.has_braces) ++at_;
     for (skip_blanks(); !(form.has_braces ? is_at('}') : at_ >= text_.size()); skip_comma()) {
@@ -133,7 +128,7 @@ class HjsonReader {
       const size_t begin = at_;
       std::string name = key();
       builder_.key(name);
-      if (lines_) lines_->emplace(builder_.path(), static_cast<int>(place_of(text_, begin).line));
+      if (lines_ && builder_.path_bytes() <= kMostPathBytes) lines_->emplace(builder_.path(), key_line_.at(begin));
       skip_blanks();
       if (!is_at(':')) fail_without_colon(name);
       ++at_;
@@ -142,12 +137,10 @@ class HjsonReader {
     }
     if (form.has_braces) ++at_;
     builder_.end_object();
-    --depth_;
   }
 
   void list() {
     const size_t opened = at_;
-    enter(opened);
     builder_.start_array(0);
     ++at_;
     for (skip_blanks(); !is_at(']'); skip_comma()) {
@@ -156,7 +149,6 @@ class HjsonReader {
     }
     ++at_;
     builder_.end_array();
-    --depth_;
   }
 
   std::string key() {
@@ -251,13 +243,8 @@ class HjsonReader {
   }
 
   std::string checked(size_t begin, std::string_view text) const {
-    const std::string result(text);
-    try {
-      Json(result).dump();
-    } catch (const Json::type_error&) {
-      fail(begin, "not UTF-8; save the file as UTF-8");
-    }
-    return result;
+    if (!is_utf8(text)) fail(begin, "not UTF-8; save the file as UTF-8");
+    return std::string(text);
   }
 
   const std::string_view text_;
@@ -265,7 +252,7 @@ class HjsonReader {
   JsonBuilder& builder_;
   std::map<std::string, int>* const lines_;
   size_t at_ = 0;
-  int depth_ = 0;
+  LineCount key_line_{text_};
 };
 
 }  // namespace
@@ -288,9 +275,7 @@ Json parse_hjson(std::string_view text, const std::string& origin) {
   }
 }
 
-Json read_hjson(const std::filesystem::path& path) {
-  return parse_hjson(posix_file_system().read(path), path.string());
-}
+Json read_hjson(const std::filesystem::path& path) { return parse_hjson(read_config_text(path), path.string()); }
 
 std::map<std::string, int> key_lines(std::string_view text) {
   std::map<std::string, int> lines;

@@ -8,9 +8,12 @@
 
 #include "base/json_builder.h"
 #include "trireme/base/file.h"
+#include "trireme/base/json_limits.h"
 
 namespace trireme {
 namespace {
+
+constexpr size_t kMostConfigBytes = size_t{4} << 20;
 
 /// Blanks comments and replaces infinities, leaving every other byte at its place, so that offsets stay true.
 class Cleaner {
@@ -72,15 +75,43 @@ class Cleaner {
   size_t at_ = 0;
 };
 
+/// Of a text in which no number stands for an infinity.
+class PlainBuilder final : public JsonBuilder {
+ public:
+  using JsonBuilder::JsonBuilder;
+  bool number_float(double value, const std::string&) override { return put(value); }
+};
+
 }  // namespace
 
-Json parse_json(std::string_view text, const std::string& origin) {
+Json parse_json(std::string_view text, const std::string& origin, const JsonLimits& limits) {
   const std::string clean = Cleaner(text, origin).run();
-  JsonBuilder builder(text, origin);
+  JsonBuilder builder(text, origin, limits);
   Json::sax_parse(clean, &builder);
   return builder.take();
 }
 
-Json read_json(const std::filesystem::path& path) { return parse_json(posix_file_system().read(path), path.string()); }
+Json parse_json(std::string_view text, const std::string& origin) { return parse_json(text, origin, JsonLimits{}); }
+
+Json parse_plain_json(std::string_view text, size_t most_levels) {
+  const std::string origin;
+  PlainBuilder builder(text, origin, {.levels = most_levels, .values = SIZE_MAX, .key_bytes = SIZE_MAX});
+  try {
+    Json::sax_parse(text, &builder);
+    return builder.take();
+  } catch (const ConfigError&) {
+    return Json::parse("", nullptr, /*allow_exceptions=*/false);
+  }
+}
+
+std::string read_config_text(const std::filesystem::path& path) {
+  const size_t bytes = posix_file_system().open(path)->bytes();
+  if (bytes > kMostConfigBytes)
+    throw IoError(str(path.string(), ": it has ", bytes, " bytes, and a configuration or a list of hosts at most ",
+                      kMostConfigBytes, "; give the path of another file"));
+  return posix_file_system().read(path);
+}
+
+Json read_json(const std::filesystem::path& path) { return parse_json(read_config_text(path), path.string()); }
 
 }  // namespace trireme

@@ -43,6 +43,8 @@ std::string closest_name(std::string_view name, const std::vector<std::string>& 
   std::string best;
   size_t best_distance = 0;
   for (const std::string& candidate : candidates) {
+    const size_t longer = std::max(wanted.size(), candidate.size());
+    if ((longer - std::min(wanted.size(), candidate.size())) * 3 > longer) continue;  // as many edits at least
     const size_t distance = edit_distance(wanted, lower(candidate));
     const bool near = distance * 3 <= std::max(wanted.size(), candidate.size());
     if (!near || (!best.empty() && distance >= best_distance)) continue;

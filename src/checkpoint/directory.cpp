@@ -69,6 +69,10 @@ std::optional<std::string> latest_tag(const Path& directory) {
   FileSystem& files = posix_file_system();
   const Path path = directory / kLatestName;
   if (!files.exists(path)) return std::nullopt;
+  constexpr size_t kMostBytes = 4096;  // a tag, and blanks
+  if (const size_t bytes = files.size(path); bytes > kMostBytes)
+    throw CheckpointError(str(path.string(), ": ", bytes,
+                              " bytes are no tag; complete checkpoints: ", list_text(complete_tags(directory))));
   std::string tag = files.read(path);
   while (!tag.empty() && (tag.back() == '\n' || tag.back() == '\r' || tag.back() == ' ')) tag.pop_back();
   if (const auto problem = tag_problem(tag); !problem.empty()) {

@@ -8,6 +8,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/json.h"
+#include "trireme/base/json_limits.h"
 #include "trireme/checkpoint/reshard.h"
 #include "trireme/formats/safetensors_header.h"
 
@@ -238,7 +239,7 @@ std::string dump_manifest(const Manifest& manifest) {
 }
 
 Manifest parse_manifest(std::string_view text, const std::string& origin) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json json = parse_plain_json(text);
   check_version(json, origin, checksum_problem(text));
   try {
     return manifest_from(json, origin);

@@ -12,7 +12,9 @@
 #include "checkpoint/slices.h"
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
+#include "trireme/base/json_limits.h"
 #include "trireme/base/log.h"
+#include "trireme/base/utf8.h"
 #include "trireme/base/version.h"
 #include "trireme/comm/agreement.h"
 
@@ -22,7 +24,11 @@ namespace {
 using Path = std::filesystem::path;
 
 void check_json(const std::string& text, const char* what) {
-  if (!Json::accept(text)) throw CheckpointError(str("the state's ", what, " are not JSON: ", text.substr(0, 100)));
+  // The manifest has them one level deeper, and must be readable again.
+  constexpr size_t kMostLevels = 450;
+  if (parse_plain_json(text, kMostLevels).is_discarded())
+    throw CheckpointError(str("the state's ", what, " are not JSON, have a key twice, or nest deeper than ",
+                              kMostLevels, " levels: ", excerpt(text, 100)));
 }
 
 std::string agree_on_tag(Group& group, const std::string& tag, TagValidation validation) {

@@ -4,6 +4,8 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
+#include "trireme/base/json_limits.h"
+#include "trireme/base/utf8.h"
 
 namespace trireme {
 namespace {
@@ -12,8 +14,9 @@ void check(const TensorSlice& slice) {
   const std::string where = str("tensor \"", slice.name, "\"");
   if (const std::string problem = part_problem(slice.part); !problem.empty())
     throw CheckpointError(str(where, ": ", problem));
-  if (!slice.values.empty() && !Json::accept(slice.values))
-    throw CheckpointError(str(where, ": its values are not JSON: ", slice.values.substr(0, 100)));
+  if (!slice.values.empty() && parse_plain_json(slice.values, kSavedValues.levels).is_discarded())
+    throw CheckpointError(str(where, ": its values are not JSON, have a key twice, or nest deeper than ",
+                              kSavedValues.levels, " levels: ", excerpt(slice.values, 100)));
   if (slice.store) return;
   if (!slice.data.defined()) throw CheckpointError(where + " has no data");
   if (!slice.data.is_cpu() || !slice.data.is_contiguous())

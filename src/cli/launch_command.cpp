@@ -17,7 +17,7 @@
 #include "cli/shell/exit_code.h"
 #include "cli/shell/print.h"
 #include "trireme/base/error.h"
-#include "trireme/base/file.h"
+#include "trireme/base/json_limits.h"
 #include "trireme/device/device.h"
 
 namespace trireme::cli {
@@ -96,8 +96,8 @@ void declare(CLI::App& app, LaunchFlags& flags) {
 
 int run_launch(const LaunchFlags& flags, LaunchRequest request) {
   if (!flags.hostfile.empty()) {
-    request.hosts =
-        parse_hostfile(read_input([&] { return posix_file_system().read(flags.hostfile); }), flags.hostfile);
+    request.hosts = parse_hostfile(read_input([&] { return read_config_text(flags.hostfile); }), flags.hostfile);
+    request.hosts_file = flags.hostfile;
   }
   check_script(request);
   if (request.master_port) check_port_is_free(*request.master_port);

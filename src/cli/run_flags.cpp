@@ -16,6 +16,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/json.h"
+#include "trireme/base/json_limits.h"
 #include "trireme/base/version.h"
 
 namespace trireme::cli {
@@ -118,7 +119,7 @@ RunFlags flags_of_run(const CLI::App& train, const std::string& config) {
   }
   if (!config.empty()) {
     kept.config_name = str("given_config", Path(config).extension().string());
-    kept.config_text = posix_file_system().read(config);
+    kept.config_text = read_config_text(config);
     flags["--config"] = std::vector<std::string>{kept.config_name};
   }
   kept.json = Json{{"trireme", kVersion}, {"flags", flags}}.dump(2) + "\n";

@@ -6,7 +6,7 @@
 #include "config/dialects/accelerate.h"
 #include "config/document/yaml.h"
 #include "config/options.h"
-#include "trireme/base/file.h"
+#include "trireme/base/json_limits.h"
 #include "trireme/base/log.h"
 #include "trireme/config/dialects/accelerate.h"
 #include "trireme/config/source.h"
@@ -83,7 +83,7 @@ ConfigSource source_of_yaml(const std::string& text, const std::string& origin) 
 ConfigSource read_source(const std::filesystem::path& path) {
   std::string text;
   try {
-    text = posix_file_system().read(path);
+    text = read_config_text(path);
   } catch (const IoError& error) {
     std::error_code gone;
     const std::filesystem::path folder = std::filesystem::current_path(gone);

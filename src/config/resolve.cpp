@@ -2,10 +2,10 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <regex>
 
 #include "config/document/keys.h"
 #include "config/options.h"
+#include "trireme/base/name_pattern.h"
 #include "trireme/base/pattern.h"
 #include "trireme/parallel/exclusions.h"
 #include "trireme/parallel/plan.h"
@@ -268,11 +268,12 @@ int64_t budget(Document& file, const std::string& elements_key, int64_t default_
 }
 
 void check_unit_patterns(Document& file, const Config& config) {
+  const std::string key = "trireme.unit_patterns";
   for (const std::string& pattern : config.pager.units.patterns) {
     try {
-      std::regex compiled(pattern);
-    } catch (const std::regex_error& error) {
-      file.fail("trireme.unit_patterns", str("regular expressions, which `", pattern, "` is not: ", error.what()));
+      const NamePattern compiled(pattern, str("`", file.path_of(key), "`"));
+    } catch (const ConfigError& error) {
+      file.refuse(key, error.what());
     }
   }
 }

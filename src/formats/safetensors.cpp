@@ -31,6 +31,7 @@ using Path = std::filesystem::path;
 class PrivateMapping {
  public:
   explicit PrivateMapping(const Path& path) {
+    (void)posix_file_system().size(path);  // no pipe, no device
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) fail(path, "open for reading");
     struct stat info {};

@@ -9,6 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/json.h"
+#include "trireme/base/json_limits.h"
 #include "trireme/base/tensor_part.h"
 
 namespace trireme {
@@ -122,8 +123,11 @@ SafetensorsHeader parse_safetensors_header(std::string_view file, int64_t file_b
     throw CheckpointError(str(origin, ": no safetensors file, or truncated: its header should have ", length,
                               " bytes, the file has ", file_bytes));
   }
-  const auto json = Json::parse(file.substr(kLengthBytes, length), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) throw CheckpointError(str(origin, ": its safetensors header is not a JSON object"));
+  const auto json = parse_plain_json(file.substr(kLengthBytes, length));
+  if (!json.is_object())
+    throw CheckpointError(str(origin,
+                              ": its safetensors header is not a JSON object, has a name twice, or nests deeper "
+                              "than such headers do"));
 
   SafetensorsHeader header{.header_bytes = kLengthBytes + static_cast<int64_t>(length), .entries = {}};
   for (const auto& [name, value] : json.items()) {
@@ -165,7 +169,7 @@ SafetensorsHeader read_safetensors_header(FileSystem& files, const std::filesyst
 }
 
 std::map<std::string, std::string> read_safetensors_index(const std::filesystem::path& path) {
-  const Json index = Json::parse(posix_file_system().read(path), nullptr, /*allow_exceptions=*/false);
+  const Json index = parse_plain_json(posix_file_system().read(path));
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
     throw CheckpointError(str(path.string(), ": no Hugging Face index: \"weight_map\" is missing"));
   std::map<std::string, std::string> files;

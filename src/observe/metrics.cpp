@@ -8,19 +8,27 @@
 #include <cstdio>
 #include <ctime>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/file_limit.h"
 #include "trireme/base/json.h"
+#include "trireme/base/json_limits.h"
 
 namespace trireme {
 namespace {
 
 [[noreturn]] void fail(const std::filesystem::path& path, const char* operation) {
-  throw IoError(
-      str(path.string(), ": ", operation, " failed: ", std::error_code(errno, std::generic_category()).message()));
+  throw IoError(str(path.string(), ": ", operation,
+                    " failed: ", std::error_code(errno, std::generic_category()).message(), write_error_fix(errno)));
+}
+
+ssize_t write_some(int file, std::string_view text) {
+  const FileLimitScope limit;
+  return ::write(file, text.data(), text.size());
 }
 
 int open_for_append(const std::filesystem::path& path, int flags) {
@@ -36,7 +44,7 @@ Json number(double value) {
 }
 
 Json parse_object(const std::string& text, std::string_view what) {
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  Json json = parse_plain_json(text);
   if (!json.is_object())
     throw StateError(str("metrics: ", what, " must be the text of a JSON object, got ", text.substr(0, 100)));
   return json;
@@ -47,7 +55,7 @@ std::string lines_up_to(const std::string& text, int64_t resumed_step) {
   std::string kept;
   for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
     const std::string line = text.substr(begin, end - begin + 1);
-    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const Json json = parse_plain_json(line);
     if (!json.is_object()) continue;  // torn by an earlier crash
     const bool later = json.contains("step") && json["step"].is_number() && json["step"].get<int64_t>() > resumed_step;
     if (!later) kept += line;
@@ -110,7 +118,7 @@ MetricsWriter::~MetricsWriter() { ::close(file_); }
 void MetricsWriter::write_line(const std::string& line) {
   const std::string text = line + '\n';
   for (size_t done = 0; done < text.size();) {
-    const ssize_t written = ::write(file_, text.data() + done, text.size() - done);
+    const ssize_t written = write_some(file_, std::string_view(text).substr(done));
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) fail(path_, "write");
     done += static_cast<size_t>(written);

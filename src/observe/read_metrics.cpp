@@ -5,6 +5,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/json.h"
+#include "trireme/base/json_limits.h"
 #include "trireme/observe/metrics.h"
 
 namespace trireme {
@@ -102,7 +103,7 @@ RunLog read_metrics(const std::filesystem::path& path) {
   int64_t line_number = 0;
   for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
     ++line_number;
-    const Json json = Json::parse(text.substr(begin, end - begin), nullptr, /*allow_exceptions=*/false);
+    const Json json = parse_plain_json(text.substr(begin, end - begin));
     if (!json.is_object())
       throw DataError(str(path.string(), ":", line_number, ": not a JSON object; was the file edited?"));
     try {

@@ -1,9 +1,10 @@
 #include "trireme/optim/options.h"
 
-#include <regex>
+#include <algorithm>
 #include <unordered_set>
 
 #include "trireme/base/error.h"
+#include "trireme/base/name_pattern.h"
 
 namespace trireme {
 
@@ -126,19 +127,8 @@ void check_group(const OptimizerOptions& options, size_t group) {
   }
 }
 
-std::regex compile(const std::string& pattern, size_t group) {
-  try {
-    return std::regex(pattern);
-  } catch (const std::regex_error& error) {
-    throw ConfigError(
-        str("parameter_groups[", group, "].patterns: '", pattern, "' is no regular expression: ", error.what()));
-  }
-}
-
-bool matches(const std::vector<std::regex>& patterns, const std::string& name) {
-  for (const std::regex& pattern : patterns)
-    if (std::regex_search(name, pattern)) return true;
-  return false;
+bool matches(const std::vector<NamePattern>& patterns, const std::string& name) {
+  return std::any_of(patterns.begin(), patterns.end(), [&](const NamePattern& pattern) { return pattern.is_in(name); });
 }
 
 bool is_for_muon(const ParameterSpec& parameter) {
@@ -165,8 +155,9 @@ GroupedParameters group_parameters(const OptimizerOptions& options, const std::v
   check_optimizer(options);
   GroupedParameters grouped{.options = {options}, .group_of = std::vector<int>(parameters.size(), 0)};
   for (size_t group = 0; group < groups.size(); ++group) {
-    std::vector<std::regex> patterns;
-    for (const std::string& pattern : groups[group].patterns) patterns.push_back(compile(pattern, group));
+    std::vector<NamePattern> patterns;
+    for (const std::string& pattern : groups[group].patterns)
+      patterns.emplace_back(pattern, str("parameter_groups[", group, "].patterns"));
     const std::unordered_set<std::string> names(groups[group].names.begin(), groups[group].names.end());
     bool any = false;
     for (size_t i = 0; i < parameters.size(); ++i) {

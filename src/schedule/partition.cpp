@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
-#include <regex>
 
 #include "trireme/base/error.h"
+#include "trireme/base/name_pattern.h"
 
 namespace trireme::pipeline {
 
@@ -117,12 +117,8 @@ std::vector<int64_t> partition_within(const std::vector<int64_t>& weights, int s
 
 std::vector<int64_t> partition_by_type(const std::vector<std::string>& classes, const std::string& regex, int stages) {
   std::vector<int64_t> weights;
-  try {
-    const std::regex pattern(regex, std::regex::ECMAScript | std::regex::icase);
-    for (const std::string& name : classes) weights.push_back(std::regex_search(name, pattern) ? 1 : 0);
-  } catch (const std::regex_error& error) {
-    throw ConfigError(str("partition_method: \"type:", regex, "\" is no regular expression (", error.what(), ")"));
-  }
+  const NamePattern pattern(regex, "partition_method: \"type:…\"", NamePattern::Case::kIgnored);
+  for (const std::string& name : classes) weights.push_back(pattern.is_in(name) ? 1 : 0);
   if (std::find(weights.begin(), weights.end(), 1) == weights.end())
     throw ConfigError(str("partition_method: no layer's class matches \"type:", regex, "\"; the classes are ", [&] {
       std::string list;

@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <cctype>
-#include <regex>
 
 #include "tensor/rules.h"
 #include "trireme/base/error.h"
+#include "trireme/base/name_pattern.h"
 #include "trireme/base/suggest.h"
 
 namespace trireme::tensor {
@@ -142,13 +142,7 @@ std::string lower(std::string text) {
 }  // namespace
 
 std::function<bool(const std::string&)> pattern_matcher(const std::string& pattern, const std::string& key) {
-  try {
-    return [regex = std::regex(pattern, std::regex::ECMAScript | std::regex::optimize)](const std::string& name) {
-      return std::regex_search(name, regex, std::regex_constants::match_continuous);
-    };
-  } catch (const std::regex_error& error) {
-    throw ConfigError(str(key, ": '", pattern, "' is no regular expression: ", error.what()));
-  }
+  return [compiled = NamePattern(pattern, key)](const std::string& name) { return compiled.begins(name); };
 }
 
 bool has_preset(const std::string& model_type) {

@@ -12,6 +12,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
+#include "trireme/base/json_limits.h"
 #include "trireme/base/log.h"
 #include "trireme/base/state_names.h"
 #include "trireme/checkpoint/async_save.h"
@@ -388,7 +389,7 @@ std::string Training::values_text(const SaveCheckpointOptions& options) const {
   if (step_->optimizer() != nullptr)
     for (const OptimizerOptions& group : present) values.groups.push_back({to_json(group).dump(), {}});
   values.config = to_json(config_).dump();
-  values.client_state = parse_json(options.client_state, "save_checkpoint client_state").dump();
+  values.client_state = parse_json(options.client_state, "save_checkpoint client_state", kSavedValues).dump();
   return to_text(values);
 }
 

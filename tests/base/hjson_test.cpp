@@ -6,6 +6,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
+#include "trireme/base/json_limits.h"
 
 namespace trireme {
 namespace {
@@ -74,6 +75,24 @@ TEST(Hjson, ShowsTheErrorOfTheReaderThatGotFurther) {
   EXPECT_EQ(hjson_error_of("{\n  a: 1\n  b: [1\n"), "ds.hjson:3:6: this `[` has no `]`\n      b: [1\n         ^");
   // As Hjson the value would be the text `1 "b": 2}`, and the brace would be missing.
   EXPECT_EQ(hjson_error_of("{\"a\": 1 \"b\": 2}\n").rfind("ds.hjson:1:11: syntax error", 0), 0u);
+}
+
+TEST(Hjson, FindsTheLinesOfManyKeysInOnePass) {
+  std::string text;
+  for (int i = 0; i < 190'000; ++i) text += "key" + std::to_string(i) + ": 1\n";
+  const auto lines = key_lines(text);
+  EXPECT_EQ(lines.size(), 190'000u);
+  EXPECT_EQ(lines.at("key189999"), 190'000);
+}
+
+TEST(Hjson, KeepsNoLinesOfKeysWhosePathsAreAsLongAsAFile) {
+  std::string text = std::string(9'000, 'k') + ": {\n";
+  for (int i = 0; i < 100; ++i) text += "key" + std::to_string(i) + ": 1\n";
+  EXPECT_TRUE(key_lines(text + "}\na: 1\n").size() == 1 && key_lines(text + "}\na: 1\n").contains("a"));
+}
+
+TEST(Hjson, RefusesNestingThatWouldUseUpTheStack) {
+  EXPECT_NE(hjson_error_of("a: " + std::string(100'000, '[')).find("nested deeper than 500 levels"), std::string::npos);
 }
 
 TEST(Hjson, RefusesWhatIsNoHjson) {

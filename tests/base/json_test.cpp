@@ -1,4 +1,5 @@
 #include "trireme/base/json.h"
+#include "trireme/base/json_limits.h"
 
 #include <gtest/gtest.h>
 
@@ -10,6 +11,7 @@
 
 #include "tests/support/temporary_folder.h"
 #include "trireme/base/error.h"
+#include "trireme/base/utf8.h"
 
 namespace trireme {
 namespace {
@@ -86,6 +88,60 @@ TEST(Json, RefusesWhatIsNoJson) {
 TEST(Json, ShowsNoBytesOfABinaryFile) {
   EXPECT_EQ(json_error_of(std::string("\x7f\0ELF", 5)),
             "ds.json: a binary file, where text is expected; give the path of another file");
+}
+
+std::string nested(size_t levels) { return std::string(levels, '[') + std::string(levels, ']'); }
+
+TEST(Json, RefusesNestingThatWouldUseUpTheStack) {
+  EXPECT_EQ(parse_json(nested(500), "ds.json").dump(), nested(500));
+  for (const size_t levels : {501, 100'000})
+    EXPECT_TRUE(
+        json_error_of(nested(levels))
+            .starts_with("ds.json: objects and lists inside of each other, nested deeper than 500 levels, in `["))
+        << json_error_of(nested(levels));
+  EXPECT_FALSE(parse_plain_json(nested(500)).is_discarded());
+  EXPECT_TRUE(parse_plain_json(nested(100'000)).is_discarded());
+}
+
+TEST(Json, RefusesMoreKeysAndLongerOnesThanAConfigurationHas) {
+  std::string many = "{";
+  for (int i = 0; i < 200'000; ++i) many += "\"key" + std::to_string(i) + "\": 1,";
+  many.back() = '}';
+  EXPECT_EQ(json_error_of(many), "ds.json: more than 200000 values; give the path of another file");
+  const std::string error = json_error_of("{\"" + std::string(1'000'000, 'k') + "\": 1}");
+  EXPECT_EQ(error, "ds.json: a key of 1000000 bytes, `" + std::string(40, 'k') + "…`; at most 10000 are read");
+  // What a program saves has no such limit.
+  EXPECT_EQ(parse_json(many, "state", kSavedValues).size(), 200'000u);
+}
+
+TEST(Json, ShowsAPartOfALineThatIsAsLongAsAFile) {
+  const std::string error = json_error_of("{\"a\": \"" + std::string(1'000'000, 'x') + "\", }");
+  EXPECT_LT(error.size(), 1000u);
+  EXPECT_TRUE(error.starts_with("ds.json:1:1000011: syntax error")) << error;
+}
+
+TEST(Json, ShowsNoByteThatIsNoUtf8) {
+  const std::string error = json_error_of("{\"a\": \"\xff\"}");
+  EXPECT_TRUE(error.starts_with("ds.json:1:8: syntax error")) << error;
+  EXPECT_TRUE(is_utf8(error)) << error;
+}
+
+TEST(Json, ReadsWhatProgramsWroteWithoutAGuessAtInfinities) {
+  EXPECT_EQ(parse_plain_json("[9e307, 1]").dump(), "[9e+307,1]");
+  for (const char* text : {"", "{", "[1] 2", "# comment\n1", R"({"a": 1, "a": 2})"})
+    EXPECT_TRUE(parse_plain_json(text).is_discarded()) << text;
+}
+
+TEST(Json, RefusesAFileThatIsNoConfigurationByItsSize) {
+  const testing::TemporaryFolder folder;
+  std::ofstream(folder / "big.json") << "1";
+  std::filesystem::resize_file(folder / "big.json", 10LL << 30);  // sparse
+  try {
+    read_json(folder / "big.json");
+    FAIL();
+  } catch (const IoError& error) {
+    EXPECT_NE(std::string(error.what()).find("big.json: it has 10737418240 bytes"), std::string::npos);
+  }
 }
 
 TEST(Json, ReadsAFileAndNamesItInErrors) {

@@ -91,6 +91,11 @@ TEST(Manifest, FieldsThatMakeNoSenseAreNamed) {
             std::string::npos);
 }
 
+TEST(Manifest, RefusesNestingThatWouldUseUpTheStack) {
+  const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
+  EXPECT_EQ(refusal(changed("0.1", deep)), "CheckpointError: M: not a trireme-checkpoint manifest");
+}
+
 TEST(Manifest, AFolderWithoutOneIsNoCheckpoint) {
   Folder folder;
   EXPECT_NE(named_error_of([&] { (void)read_manifest(folder.path()); }).find("no manifest.json"), std::string::npos);

@@ -668,7 +668,7 @@ TEST(LaunchCommand, RefusesWrongFlags) {
   const auto hosts = folder.write("hosts", "elsewhere slots=2\n");
   const auto said = say({"launch", "--hostfile", hosts, "/bin/true"});
   EXPECT_EQ(said.exit_code, 2);
-  EXPECT_TRUE(said.err.starts_with("trireme launch: host 'elsewhere' is not this machine")) << said.err;
+  EXPECT_TRUE(said.err.starts_with("trireme launch: " + hosts + ": host 'elsewhere' is not this machine")) << said.err;
 }
 
 }  // namespace

@@ -27,6 +27,20 @@ TEST(Hostfile, RefusesAHostThatStandsTwice) {
             "hosts:2: host 'a' stands twice; give all its slots in one line");
 }
 
+TEST(Hostfile, RefusesMoreSlotsAndHostsThanThereAre) {
+  EXPECT_EQ(error_text([] { parse_hostfile("a slots=1024\nb slots=100000000", "hosts"); }),
+            "hosts:2: host 'b' has 100000000 slots, at most 1024 are known on one host; write how many ranks may run "
+            "there");
+  std::string many;
+  for (int i = 0; i < 60'000; ++i) many += "host" + std::to_string(i) + " slots=8\n";
+  EXPECT_EQ(error_text([&] { parse_hostfile(many, "hosts"); }),
+            "hosts:20001: more than 20000 hosts; keep those of this job");
+}
+
+TEST(Hostfile, RefusesBytesThatAreNoUtf8) {
+  EXPECT_EQ(error_text([] { parse_hostfile("a\xff slots=1", "hosts"); }), "hosts:1: 'a?' is no host's name: not UTF-8");
+}
+
 TEST(Hostfile, RefusesAFileWithoutHosts) {
   EXPECT_EQ(error_text([] { parse_hostfile("# nothing\n", "hosts"); }),
             "hosts: no host in this file; write lines of the form `host slots=N`");

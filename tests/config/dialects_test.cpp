@@ -304,6 +304,47 @@ TEST(Yaml, NamesTheLineOfAMistakeInItsSyntax) {
   EXPECT_EQ(refusal_of_yaml("a: &x [*x]\n").code, ErrorCode::kConfig);
 }
 
+TEST(Yaml, RefusesAliasesThatRepeatEachOther) {
+  std::string laughs = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n";
+  for (int i = 1; i < 20; ++i) {
+    const std::string former = "*a" + std::to_string(i - 1);
+    laughs += str("a", i, ": &a", i, " [", former);
+    for (int n = 1; n < 10; ++n) laughs += ", " + former;
+    laughs += "]\n";
+  }
+  EXPECT_NE(refusal_of_yaml(laughs).message.find("more than 200000 values, those that aliases repeat included"),
+            std::string::npos)
+      << refusal_of_yaml(laughs).message;
+  std::string deep = "a0: &a0 [x]\n";
+  for (int i = 1; i < 150; ++i) deep += str("a", i, ": &a", i, " [*a", i - 1, "]\n");
+  EXPECT_NE(refusal_of_yaml(deep).message.find("nested deeper than 100 levels"), std::string::npos);
+}
+
+TEST(Yaml, TakesAliasesForWhatTheyName) {
+  EXPECT_EQ(yaml("train_batch_size: &n 4\ntrain_micro_batch_size_per_gpu: *n\n"),
+            parse_config(R"({"train_batch_size": 4, "train_micro_batch_size_per_gpu": 4})", 1));
+}
+
+TEST(Yaml, RefusesTextsThatWouldUseUpStackMemoryOrTime) {
+  for (const char* opening : {"[", "- ", "{a: ", "? "}) {
+    std::string text = "a: ";
+    for (int i = 0; i < 100'000; ++i) text += opening;
+    EXPECT_EQ(refusal_of_yaml(text).message.substr(0, 7), "f.yaml:") << opening;
+  }
+  std::string blocks;
+  for (int i = 0; i < 1500; ++i) blocks += std::string(i, ' ') + "a:\n";
+  EXPECT_NE(refusal_of_yaml(blocks).message.find("nested deeper than 100 levels"), std::string::npos);
+  std::string many;
+  for (int i = 0; i < 200'001; ++i) many += str("k", i, ": 1\n");
+  EXPECT_NE(refusal_of_yaml(many).message.find("more than 200000 values"), std::string::npos);
+  EXPECT_NE(refusal_of_yaml(std::string(100'000, 'k') + ": 1\n").message.find("f.yaml:1"), std::string::npos);
+}
+
+TEST(Yaml, NamesTheFileOfBytesThatAreNoUtf8) {
+  for (const char* text : {"a: \xff\n", "\xff: 1\n", "a: \"\xc3\"\n"})
+    EXPECT_EQ(refusal_of_yaml(text).message.substr(0, 9), "f.yaml:1:") << refusal_of_yaml(text).message;
+}
+
 TEST(Yaml, MayHoldDeepSpeedsKeysToo) {
   EXPECT_EQ(yaml("train_batch_size: 1\nzero_optimization: {stage: 3}\n"),
             parse_config(R"({"train_batch_size": 1, "zero_optimization": {"stage": 3}})", 1));

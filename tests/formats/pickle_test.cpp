@@ -175,6 +175,16 @@ TEST(Pickle, RepeatsNothingBeyondWhatItsBytesCouldHold) {
   EXPECT_NE(parse_error(operations + "t.").find("repeats one value"), std::string::npos);
 }
 
+TEST(Pickle, HoldsNoMoreValuesThanPythonWritesIntoAsManyBytes) {
+  // Each operation of one byte would be a value of a hundred.
+  EXPECT_NE(parse_error("(" + std::string(1'000'000, ']') + "l.").find("more values than a pickle of this size"),
+            std::string::npos);
+  const Document shared = pickle::parse(bytes_of("(" + std::string(1'000'000, 'N') + "l."), "shared");
+  EXPECT_EQ(shared.root().items.size(), 1'000'000u);
+  EXPECT_LT(shared.values(), 10u);
+  EXPECT_NE(parse_error("NNb.").find("a state for what has none"), std::string::npos);
+}
+
 TEST(Pickle, HoldsValuesOfAnyDepthButWritesNoneTooDeep) {
   const std::string deep = std::string(100'000, ']') + std::string(99'999, 'a') + '.';
   const Document read = pickle::parse(bytes_of(deep), "deep");

@@ -118,6 +118,9 @@ TEST(Safetensors, BrokenFilesAreNamed) {
   EXPECT_NE(refusal(raw_file(entry("F32", 0, 4), "1234")).find("need 2 x 4 bytes"), std::string::npos);
   EXPECT_NE(refusal(raw_file(entry("X32", 0, 8), "12345678")).find("dtype \"X32\""), std::string::npos);
   EXPECT_NE(refusal(raw_file(R"({"t":{"shape":[2]}})", "")).find("makes no sense"), std::string::npos);
+  EXPECT_NE(refusal(raw_file("{\"__metadata__\":" + std::string(100'000, '[') + std::string(100'000, ']') + "}", ""))
+                .find("nests deeper"),
+            std::string::npos);
 }
 
 TEST(Safetensors, NamesThatCannotBeWrittenAreRefusedAndLeaveNothing) {

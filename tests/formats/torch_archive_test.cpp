@@ -76,9 +76,25 @@ TEST(TorchArchive, RefusesACompressedRecord) {
     writer.writeRecord("data.pkl", pickle.data(), pickle.size());
     writer.writeEndOfFile();
   }
-  pickle::TorchArchive archive(folder / "a.pt");
-  EXPECT_NE(named_error_of([&] { archive.offset_of(archive.root(), "a"); }).find("record data/0 is compressed"),
-            std::string::npos);
+  const std::string error = named_error_of([&] { pickle::TorchArchive archive(folder / "a.pt"); });
+  EXPECT_NE(error.find("data/0 is compressed; load the file with torch.load()"), std::string::npos) << error;
+}
+
+TEST(TorchArchive, TakesNoMemoryForWhatARecordOnlyDeclares) {
+  const Folder folder;
+  const std::string whole = small_archive();
+  size_t entries = 0;
+  for (size_t at = whole.find("PK\1\2"); at != std::string::npos; at = whole.find("PK\1\2", at + 4), ++entries) {
+    for (const size_t field : {20, 24}) {
+      std::string file = whole;
+      file.replace(at + field, 4, "\xff\xff\xff\x7f");
+      folder.write("a.pt", file);
+      const std::string error = named_error_of([&] { pickle::TorchArchive archive(folder / "a.pt"); });
+      EXPECT_NE(error.find("should have"), std::string::npos) << error;
+      EXPECT_NE(error.find("2147483647"), std::string::npos) << error;
+    }
+  }
+  EXPECT_GT(entries, 3u);
 }
 
 TEST(TorchArchive, NoticesThatARecordIsShorterThanItsStorage) {

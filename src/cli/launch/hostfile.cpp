@@ -5,11 +5,17 @@
 #include <numeric>
 #include <optional>
 #include <sstream>
+#include <unordered_set>
 
 #include "trireme/base/error.h"
+#include "trireme/base/utf8.h"
 
 namespace trireme::cli {
 namespace {
+
+// Beyond what any machine has: a typing error, which would otherwise cost memory for every slot.
+constexpr int kMostSlots = 1024;
+constexpr size_t kMostHosts = 20'000;
 
 constexpr const char* kSelectionForm = "write it as host:0,2@other (a host without slots means all of them)";
 
@@ -45,9 +51,12 @@ HostSlots parse_host_line(const std::string& line, const std::string& where) {
   std::string host, slots, rest;
   words >> host >> slots >> rest;
   const auto count = slots.starts_with("slots=") ? parse_number(std::string_view(slots).substr(6)) : std::nullopt;
-  if (!count || *count == 0 || !rest.empty()) {
-    throw ConfigError(str(where, ": '", line, "' is not `host slots=N` with N of at least 1"));
-  }
+  if (!count || *count == 0 || !rest.empty())
+    throw ConfigError(str(where, ": '", excerpt(line), "' is not `host slots=N` with N of at least 1"));
+  if (*count > kMostSlots)
+    throw ConfigError(str(where, ": host '", excerpt(host), "' has ", *count, " slots, at most ", kMostSlots,
+                          " are known on one host; write how many ranks may run there"));
+  if (!is_utf8(host)) throw ConfigError(str(where, ": '", excerpt(host), "' is no host's name: not UTF-8"));
   HostSlots parsed{host, std::vector<int>(*count)};
   std::iota(parsed.slots.begin(), parsed.slots.end(), 0);
   return parsed;
@@ -80,6 +89,7 @@ HostSlots parse_selected_host(const std::string& text, const std::vector<HostSlo
 
 std::vector<HostSlots> parse_hostfile(std::string_view text, const std::string& origin) {
   std::vector<HostSlots> hosts;
+  std::unordered_set<std::string> names;
   std::istringstream in{std::string(text)};
   std::string line;
   for (int number = 1; std::getline(in, line); ++number) {
@@ -87,10 +97,11 @@ std::vector<HostSlots> parse_hostfile(std::string_view text, const std::string& 
     line.erase(line.find_last_not_of(" \t\r") + 1);
     if (line.empty()) continue;
     auto parsed = parse_host_line(line, str(origin, ":", number));
-    if (find_host(hosts, parsed.host) != hosts.end()) {
+    if (!names.insert(parsed.host).second)
       throw ConfigError(
           str(origin, ":", number, ": host '", parsed.host, "' stands twice; give all its slots in one line"));
-    }
+    if (names.size() > kMostHosts)
+      throw ConfigError(str(origin, ":", number, ": more than ", kMostHosts, " hosts; keep those of this job"));
     hosts.push_back(std::move(parsed));
   }
   if (hosts.empty()) throw ConfigError(str(origin, ": no host in this file; write lines of the form `host slots=N`"));

@@ -16,8 +16,8 @@ struct HostSlots {
 
 /// Reads `host slots=N` lines; blank lines and # comments are skipped. Hosts keep the order of the file.
 ///
-/// Throws    ConfigError: a line of another form, a host that stands twice, no host at all; with `origin` and the line
-///           number.
+/// Throws    ConfigError: a line of another form, a host that stands twice, more than 1024 slots on one or 20,000
+///           hosts, no host at all; with `origin` and the line number.
 std::vector<HostSlots> parse_hostfile(std::string_view text, const std::string& origin);
 
 /// Keeps, or with `exclude` drops, what a `host:0,2@other` text names; a host without slots means all of its slots.

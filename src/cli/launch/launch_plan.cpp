@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "trireme/base/error.h"
+#include "trireme/base/utf8.h"
 
 namespace trireme::cli {
 namespace {
@@ -47,13 +48,17 @@ bool is_this_machine(const std::string& host, const std::string& own_name) {
          host.find_first_not_of("0123456789.") != std::string::npos;
 }
 
+std::string origin_of(const LaunchRequest& request) {
+  return request.hosts_file.empty() ? "" : request.hosts_file + ": ";
+}
+
 // The fix depends on whether the host file has this machine, under any of its names.
 [[noreturn]] void refuse_host(const std::string& host, const LaunchRequest& request, const LaunchMachine& machine) {
   const auto own = std::find_if(request.hosts.begin(), request.hosts.end(),
                                 [&](const HostSlots& one) { return is_this_machine(one.host, machine.host_name); });
   const std::string fix = own != request.hosts.end() ? str("keep to this one with --include ", own->host)
                                                      : "leave the host file out, or write `localhost slots=N` into it";
-  throw ConfigError(str("host '", host, "' is not this machine ('", machine.host_name,
+  throw ConfigError(str(origin_of(request), "host '", excerpt(host), "' is not this machine ('", machine.host_name,
                         "'): ranks on more than one host are not supported yet; ", fix),
                     ErrorCode::kUnsupported);
 }
@@ -70,8 +75,8 @@ std::vector<int> slots_to_run(const LaunchRequest& request, const LaunchMachine&
     if (!is_this_machine(one.host, machine.host_name)) refuse_host(one.host, request, machine);
   }
   if (hosts.size() > 1) {
-    throw ConfigError(
-        str("'", hosts[0].host, "' and '", hosts[1].host, "' are both this machine; give its slots in one line"));
+    throw ConfigError(str(origin_of(request), "'", hosts[0].host, "' and '", hosts[1].host,
+                          "' are both this machine; give its slots in one line"));
   }
   auto slots = hosts.front().slots;
   if (request.ranks_per_node) {

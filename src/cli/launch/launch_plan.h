@@ -21,6 +21,7 @@ struct LaunchRequest {
   std::optional<int> ranks_per_node = {};  ///< --num_gpus
   std::optional<int> nodes = {};           ///< --num_nodes
   std::vector<HostSlots> hosts = {};       ///< of --hostfile; empty without one
+  std::string hosts_file = {};             ///< its path, which opens errors about them
   std::string include = {};
   std::string exclude = {};
   std::string master_addr = {};

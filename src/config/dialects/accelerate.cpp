@@ -7,7 +7,8 @@
 #include "config/document/keys.h"
 #include "config/document/option.h"
 #include "config/document/yaml.h"
-#include "trireme/base/file.h"
+#include "trireme/base/json_limits.h"
+#include "trireme/base/utf8.h"
 #include "trireme/config/dialects/accelerate.h"
 
 namespace trireme {
@@ -449,13 +450,13 @@ void read_deepspeed_file(const Document& file, Draft& draft) {
   const auto found = std::filesystem::exists(path) ? std::filesystem::path(path) : beside;
   std::string text;
   try {
-    text = posix_file_system().read(found);
+    text = read_config_text(found);
   } catch (const IoError& error) {
     file.refuse(key, str("`", file.path_of(key), "` = \"", path, "\": ", error.what(), "; correct the path"));
   }
   Json options = parse_hjson(text, found.string());
   if (!options.is_object())
-    throw ConfigError(str(path, ": the whole file is ", options.dump(), "; expected an object { … }"));
+    throw ConfigError(str(path, ": the whole file is ", excerpt(options.dump(), 100), "; expected an object { … }"));
   draft.options = std::move(options);
   for (const auto& [name, line] : key_lines(text)) draft.places[name] = {.file = found.string(), .line = line};
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "trireme/base/suggest.h"
+#include "trireme/base/utf8.h"
 
 namespace trireme {
 namespace {
@@ -83,7 +84,8 @@ Document::Document(Json json, std::string origin, std::map<std::string, std::str
                    std::map<std::string, ConfigPlace> places)
     : json_(std::move(json)), origin_(std::move(origin)), names_(std::move(names)), places_(std::move(places)) {
   if (json_.is_null()) json_ = Json::object();
-  if (!json_.is_object()) refuse("", str("the whole file is ", json_.dump(), "; expected an object { … }"));
+  if (!json_.is_object())
+    refuse("", str("the whole file is ", excerpt(json_.dump(), 100), "; expected an object { … }"));
 }
 
 const Json* Document::find(const std::string& path) const {

@@ -15,7 +15,8 @@ struct YamlText {
 };
 
 /// Plain scalars are what YAML 1.1 takes them for (`no` is false), those in quotes are texts.
-/// Throws    ConfigError: a syntax error, with line and column; a key that stands twice, or is no text.
+/// Throws    ConfigError: a syntax error, with line and column; a key that stands twice, or is no text; bytes that are
+///           no UTF-8; more than 200,000 values (what an alias repeats counts again) or 100 levels of nesting.
 YamlText parse_yaml(const std::string& text, const std::string& origin);
 
 /// The text of a mapping; what nests are mappings and scalars.

@@ -5,32 +5,10 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/format.h"
+#include "trireme/base/utf8.h"
 #include "trireme/formats/pickle/pickle.h"
 
 namespace trireme::pickle {
-namespace {
-
-/// Whether every byte belongs to a code point in its shortest form, surrogates left out.
-bool is_utf8(std::string_view text) {
-  for (size_t i = 0; i < text.size();) {
-    const auto lead = static_cast<uint8_t>(text[i]);
-    const size_t length = lead < 0x80 ? 1 : lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
-    if (length == 0 || length > text.size() - i) return false;
-    for (size_t k = 1; k < length; ++k)
-      if ((static_cast<uint8_t>(text[i + k]) & 0xC0) != 0x80) return false;
-    if (length > 2) {
-      const auto second = static_cast<uint8_t>(text[i + 1]);
-      if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second >= 0xA0) || (lead == 0xF0 && second < 0x90) ||
-          (lead == 0xF4 && second >= 0x90))
-        return false;
-    }
-    i += length;
-  }
-  return true;
-}
-
-}  // namespace
-
 void Reader::fail(const std::string& what) const {
   throw CheckpointError(str(origin_, ": byte ", operation_at_, ": ", what));
 }
@@ -117,10 +95,10 @@ Value* Reader::text_value(Kind kind, std::string_view text) {
 bool Reader::run_scalar(uint8_t operation) {
   switch (operation) {
     case 'N':  // NONE
-      return push(document_.none()), true;
+      return push(none_), true;
     case 0x88:  // NEWTRUE
     case 0x89:  // NEWFALSE
-      return push(document_.boolean(operation == 0x88)), true;
+      return push(operation == 0x88 ? true_ : false_), true;
     case 'J':  // BININT
       return push(document_.integer(static_cast<int32_t>(number(4)))), true;
     case 'K':  // BININT1
@@ -184,7 +162,7 @@ bool Reader::run_container(uint8_t operation) {
     case '}':  // EMPTY_DICT
       return make(Kind::kDict, {});
     case ')':  // EMPTY_TUPLE
-      return make(Kind::kTuple, {});
+      return push(empty_tuple_), true;
     case 0x8f:  // EMPTY_SET
       return make(Kind::kSet, {});
     case 't':  // TUPLE
@@ -254,6 +232,8 @@ void Reader::recall(uint64_t index) {
 Document Reader::run() {
   for (;;) {
     operation_at_ = next_;
+    // Pickles of Python's have two bytes for each value but those that are shared here.
+    require(document_.values() <= bytes_.size() / 2 + 1024, "it has more values than a pickle of this size");
     const auto operation = static_cast<uint8_t>(number(1));
     if (operation == 0x80) {  // PROTO
       const uint64_t protocol = number(1);

@@ -63,6 +63,11 @@ class Reader {
   size_t next_ = 0;
   size_t operation_at_ = 0;  ///< of the operation that runs
   Document document_;
+  // Values of one byte that nothing changes are made once: a megabyte of them would be a hundred.
+  Value* const none_ = document_.none();
+  Value* const true_ = document_.boolean(true);
+  Value* const false_ = document_.boolean(false);
+  Value* const empty_tuple_ = document_.tuple({});
   std::vector<Value*> stack_;
   std::vector<size_t> marks_;  ///< stack heights, ascending
   std::unordered_map<uint64_t, Value*> memo_;

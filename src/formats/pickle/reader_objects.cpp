@@ -204,6 +204,8 @@ bool Reader::run_object(uint8_t operation) {
     }
     case 'b': {  // BUILD
       Value* state = pop();
+      require(!top()->is(Kind::kNone) && !top()->is(Kind::kBool) && !top()->is(Kind::kTuple),
+              "a state for what has none");
       top()->state = state;
       return true;
     }

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstring>
 
+#include "formats/pickle/zip_directory.h"
 #include "trireme/base/error.h"
 #include "trireme/formats/pickle/pickle.h"
 
@@ -14,8 +15,6 @@ namespace trireme::pickle {
 namespace {
 
 constexpr char kPickleName[] = "data.pkl";
-/// The limit of a pickle without its tensors: values take up to a hundred times as much memory.
-constexpr size_t kMostPickleBytes = size_t{64} << 20;
 
 std::string first_line(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
@@ -66,6 +65,7 @@ TorchArchive::TorchArchive(const std::filesystem::path& path, int64_t begin, int
   if (begin < 0 || bytes < 0 || begin > file_bytes - bytes)
     throw CheckpointError(str(path.string(), ": expected an archive of ", bytes, " bytes from byte ", begin,
                               " on, the file has ", file_bytes, ": it is truncated"));
+  check_zip_directory(*file_, static_cast<size_t>(begin), static_cast<size_t>(bytes), path.string());
   const std::string origin = path.string() + ": " + kPickleName;
   reading(path, [&] {
     reader_ = std::make_unique<caffe2::serialize::PyTorchStreamReader>(
@@ -77,8 +77,8 @@ TorchArchive::TorchArchive(const std::filesystem::path& path, int64_t begin, int
         throw CheckpointError(str(path.string(), ": byte order \"", found, "\", this reader knows \"little\""));
     }
     const size_t size = reader_->getRecordSize(kPickleName);
-    if (size > kMostPickleBytes)
-      throw CheckpointError(str(origin, " has ", size, " bytes, at most ", kMostPickleBytes, " are read"));
+    if (size > kMostBytes)
+      throw CheckpointError(str(origin, " has ", size, " bytes, at most ", kMostBytes, " are read"));
     const auto [data, found] = reader_->getRecord(kPickleName);
     document_ = parse({static_cast<const char*>(data.get()), found}, origin);
   });

@@ -7,10 +7,10 @@
 #include <map>
 #include <numeric>
 #include <optional>
-#include <regex>
 #include <set>
 
 #include "trireme/base/error.h"
+#include "trireme/base/name_pattern.h"
 
 namespace trireme {
 namespace {
@@ -28,11 +28,10 @@ std::optional<std::string> leaf_of(const std::string& name, const std::vector<st
 }
 
 // The text that names a parameter's leaf or repeated block ("layers.7."), or else its module ("lm_head.").
-std::string block_of(const std::string& name, const UnitRules& rules, const std::vector<std::regex>& patterns) {
+std::string block_of(const std::string& name, const UnitRules& rules, const std::vector<NamePattern>& patterns) {
   if (const auto leaf = leaf_of(name, rules.leaves)) return *leaf;
-  std::smatch match;
-  for (const std::regex& pattern : patterns)
-    if (std::regex_search(name, match, pattern)) return name.substr(0, match.position() + match.length());
+  for (const NamePattern& pattern : patterns)
+    if (const auto end = pattern.end_in(name)) return name.substr(0, *end);
   return name.substr(0, name.rfind('.') + 1);
 }
 
@@ -58,7 +57,7 @@ struct Draft {
 
 // Units in the order of their first parameter.
 std::vector<Draft> group_by_block(const std::vector<ParameterSpec>& parameters, const UnitRules& rules,
-                                  const std::vector<std::regex>& patterns) {
+                                  const std::vector<NamePattern>& patterns) {
   std::vector<Draft> drafts;
   for (int i = 0; i < static_cast<int>(parameters.size()); ++i) {
     const ParameterSpec& spec = parameters[i];
@@ -150,14 +149,8 @@ Layout make_layout(const std::vector<ParameterSpec>& parameters, int shards, con
 
 Layout make_layout(const std::vector<ParameterSpec>& parameters, const std::vector<MeshSize>& meshes,
                    const UnitRules& rules) {
-  std::vector<std::regex> patterns;
-  for (const std::string& pattern : rules.patterns) {
-    try {
-      patterns.emplace_back(pattern);
-    } catch (const std::regex_error& error) {
-      throw ConfigError(str("trireme.unit_patterns: \"", pattern, "\" is no regular expression (", error.what(), ")"));
-    }
-  }
+  std::vector<NamePattern> patterns;
+  for (const std::string& pattern : rules.patterns) patterns.emplace_back(pattern, "trireme.unit_patterns");
   Layout layout;
   layout.unit_of.resize(parameters.size());
   layout.placement_of.resize(parameters.size());

@@ -92,6 +92,7 @@ class Document {
   Value* instance(std::string name, const Pairs& attributes);
 
   void set_root(Value* root) { root_ = root; }
+  size_t values() const { return values_.size(); }
   const Value& root() const { return *root_; }
 
  private:

@@ -12,6 +12,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/json.h"
+#include "trireme/base/json_limits.h"
 #include "trireme/base/log.h"
 #include "trireme/base/state_names.h"
 #include "trireme/checkpoint/reshard.h"
@@ -235,7 +236,7 @@ class DcpOpening {
       return name.kind == StateKind::kWeight ? std::string(name.parameter) : std::string();
     };
     std::erase_if(tensors, [&](const SavedTensor& tensor) { return aliases.contains(weight_of(tensor)); });
-    const Json rounded = Json::accept(own_rounded_) ? Json::parse(own_rounded_) : Json::object();
+    const Json rounded = parse_plain_json(own_rounded_);
     for (size_t i = 0, count = tensors.size(); i < count; ++i) {
       const std::string name = weight_of(tensors[i]);
       if (!rounded.contains(name)) continue;
@@ -247,7 +248,7 @@ class DcpOpening {
   }
 
   void finish_values() {
-    if (own_values_ && Json::accept(*own_values_)) {
+    if (own_values_ && parse_plain_json(*own_values_).is_object()) {
       source_.manifest.values = *own_values_;
       restore_own_tensors();
       return;

@@ -161,8 +161,10 @@ class MetadataReader {
 }  // namespace
 
 std::vector<StoredEntry> read_metadata(const std::filesystem::path& file) {
-  const std::string bytes = posix_file_system().read(file);
   const std::string origin = file.string();
+  if (const size_t size = posix_file_system().size(file); size > pickle::kMostBytes)
+    throw CheckpointError(str(origin, " has ", size, " bytes, at most ", pickle::kMostBytes, " are read"));
+  const std::string bytes = posix_file_system().read(file);
   const pickle::Document document = pickle::parse(bytes, origin);
   return MetadataReader(document.root(), origin).run();
 }
