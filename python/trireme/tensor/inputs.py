@@ -46,8 +46,12 @@ class SameInputs:
     def check(self, args, kwargs):
         """Collective over the tensor group when it compares.
 
-        Raises  StateError (an AssertionError), on every rank, which names the argument.
+        Raises  StateError (an AssertionError), on every rank, which names the argument, or that the call is inside of a
+                transform.
         """
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # pylint: disable=protected-access
+            raise StateError("forward() of an engine with tensor_parallel inside of torch.func's jvp(), grad() or vmap(), which hide what a rank has a part of: "
+                             "take derivatives by engine.backward(), or transform the module before initialize()")
         leaves = _tensors(args, kwargs)
         layout = tuple((path, tuple(tensor.shape), str(tensor.dtype)) for path, tensor in leaves)
         if layout == self._last:
