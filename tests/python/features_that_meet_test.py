@@ -211,8 +211,10 @@ for parameter in model.parameters():
 engine, *_ = trireme.initialize(model=model, config=config(3))
 torch.manual_seed(0)
 expected = nn.Sequential(nn.Linear(8, 8), nn.Linear(64, 64))
-result = [[(one - other).abs().max().item() for one in (before, safe_get_full_fp32_param(parameter))]
-          for before, parameter, other in zip(read, model.parameters(), expected.parameters())]
+apart = torch.tensor([[(one - other).abs().max().item() for one in (before, safe_get_full_fp32_param(parameter))]
+                      for before, parameter, other in zip(read, model.parameters(), expected.parameters())])
+dist.all_reduce(apart, dist.ReduceOp.MAX)
+result = apart.tolist()
 """)
         self.assertEqual(apart, [[0.0, 0.0]] * 4)
 
