@@ -79,6 +79,9 @@ def join(store: torch.distributed.Store | None, process_group: torch.distributed
 
 # --- configurations ---------------------------------------------------------------------------------------------------
 
+def read_config_text(path: str) -> bytes:
+    """The bytes of a file of people's, such as a configuration. Raises IoError, which names the file: not there, no regular file, too large."""
+
 def plain_json(text: str, origin: str) -> str:
     """JSON text of a configuration in any dialect; YAML where `origin` is the path of such a file. Raises ConfigError, which opens with `origin`."""
 

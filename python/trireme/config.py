@@ -9,7 +9,7 @@ import pathlib
 from typing import Any
 
 from ._native import core
-from .errors import ConfigError
+from .errors import ConfigError, IoError
 
 
 def _from_text(text, origin):
@@ -50,6 +50,17 @@ def _nan_in(value, path):
     return path if isinstance(value, float) and math.isnan(value) else None
 
 
+def _check_nesting(config):
+    """Raises ConfigError: dicts and lists deeper than functions over them can go, or inside of themselves."""
+    most, level = 100, [config]
+    for _ in range(most):
+        inner = (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer))
+        level = list({id(one): one for one in inner if isinstance(one, (dict, list, tuple))}.values())
+        if not level:
+            return
+    raise ConfigError(f"config: dicts and lists inside of each other, nested deeper than {most} levels, or inside of themselves")
+
+
 def _as_given(value):
     """A section that is an object (runtime/sections.py), as a dict."""
     if hasattr(value, "as_given"):
@@ -74,6 +85,7 @@ def read(config):
     Raises  ConfigError (a ValueError): none of these, or a syntax error, with its place.
     """
     if isinstance(config, dict):
+        _check_nesting(config)
         if where := _nan_in(config, "config"):
             raise ConfigError(f"{where} is NaN; give it a number")
         try:
@@ -84,12 +96,16 @@ def read(config):
     if isinstance(config, (str, os.PathLike)):
         path = pathlib.Path(config)
         try:
-            if path.is_file():
-                return _from_text(path.read_text(encoding="utf-8"), str(path))
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: not UTF-8, {error.reason} at byte {error.start}; save it as UTF-8") from None
-        except OSError:  # base64 may be longer than a file name
-            pass
+            is_there = path.exists() and not path.is_dir()
+        except (OSError, ValueError):  # base64 may be longer than a file name
+            is_there = False
+        if is_there:
+            try:
+                return _from_text(core.read_config_text(str(path)).decode("utf-8"), str(path))
+            except UnicodeDecodeError as error:
+                raise ConfigError(f"{path}: not UTF-8, {error.reason} at byte {error.start}; save it as UTF-8") from None
+            except IoError as error:  # a pipe, a device, or a file of another kind by its size
+                raise ConfigError(str(error)) from None
         try:
             return _from_text(base64.urlsafe_b64decode(str(config)).decode("utf-8"), "<base64>")
         except (binascii.Error, UnicodeDecodeError, ConfigError):

@@ -171,7 +171,9 @@ class HjsonReader {
       const bool ends_line = is_at_line_end();
       if (!ends_line && !is_at(',') && !is_at('}') && !is_at(']') && !is_at_comment()) continue;
       const std::string_view token = without_trailing_blanks(text_.substr(begin, at_ - begin));
-      if (literal(token)) return;
+      // Longer ones are texts: each comma of a line would look through all that is in front of it.
+      constexpr size_t kMostLiteralBytes = 1000;
+      if (token.size() <= kMostLiteralBytes && literal(token)) return;
       if (!ends_line) continue;
       std::string text = checked(begin, token);
       builder_.string(text);

@@ -75,7 +75,7 @@ class Cleaner {
   size_t at_ = 0;
 };
 
-/// Of a text in which no number stands for an infinity.
+/// Builds the value of a text in which no number stands for an infinity.
 class PlainBuilder final : public JsonBuilder {
  public:
   using JsonBuilder::JsonBuilder;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr auto kSyntax = std::regex::ECMAScript | std::regex::optimize;
 
-/// What makes a pattern slow, counted without reading it as a parser would: at least what is there.
+/// Features that make a pattern slow, counted without reading it as a parser would: at least what is there.
 struct Form {
   size_t repetitions = 1;      ///< product of the numbers in braces
   size_t unbounded = 0;        ///< * and + and {

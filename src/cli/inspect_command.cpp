@@ -34,7 +34,11 @@ struct InspectFlags {
 int run_inspect(const InspectFlags& flags) {
   const auto report = inspect_checkpoint(checkpoints_folder(flags.folder), flags.tag, {.verify = !flags.no_verify});
   const auto list = flags.tensors ? ListTensors::kAll : ListTensors::kLargest;
-  print_result(flags.json ? to_json(report, list).dump(2) + "\n" : to_text(report, list));
+  // Names of files may be any bytes, and JSON is UTF-8.
+  const auto json_text = [&] {
+    return to_json(report, list).dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  };
+  print_result(flags.json ? json_text() : to_text(report, list));
   return report.healthy() ? kDone : kFailed;
 }
 

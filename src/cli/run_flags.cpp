@@ -17,6 +17,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/json.h"
 #include "trireme/base/json_limits.h"
+#include "trireme/base/utf8.h"
 #include "trireme/base/version.h"
 
 namespace trireme::cli {
@@ -111,6 +112,11 @@ RunFlags flags_of_run(const CLI::App& train, const std::string& config) {
   for (const CLI::Option* option : train.get_options()) {
     if (option->count() == 0 || option->get_lnames().empty() || is_of_one_start(name_of(*option))) continue;
     const std::vector<std::string> values = values_of(*option);
+    for (const std::string& value : values)
+      if (!is_utf8(value))
+        throw ConfigError(str(name_of(*option), " '", excerpt(value),
+                              "': not UTF-8, as which the run's folder keeps it; "
+                              "rename the file"));
     flags[name_of(*option)] = values;
     const bool has_value = option->get_items_expected_max() > 0;
     if (!has_value) kept.command += " " + name_of(*option);

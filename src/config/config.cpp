@@ -65,8 +65,10 @@ std::string without_tabs(const std::string& text, const std::string& origin, std
       result += line;
       continue;
     }
-    mistakes.push_back(
-        {.message = str(origin, ": line ", number, " is indented by a tab; write blanks"), .line = number});
+    constexpr size_t kMostNamed = 1000;
+    if (mistakes.size() < kMostNamed)
+      mistakes.push_back(
+          {.message = str(origin, ": line ", number, " is indented by a tab; write blanks"), .line = number});
     for (size_t i = 0; i < begin; ++i) result += line[i] == '\t' ? "  " : " ";
     result += line.substr(begin);
   }

@@ -4,6 +4,7 @@
 
 #include "python/bindings.h"
 #include "trireme/base/json.h"
+#include "trireme/base/json_limits.h"
 #include "trireme/config/dialects/accelerate.h"
 
 namespace trireme::python {
@@ -17,8 +18,11 @@ void bind_config(py::module_& module) {
       "ConfigError, "
       "which opens with `origin`.");
   module.def(
-      "is_accelerates", [](const std::string& text) { return is_accelerates(Json::parse(text, nullptr, false)); },
-      py::arg("text"),
+      "read_config_text", [](const std::string& path) { return py::bytes(read_config_text(path)); }, py::arg("path"),
+      "The bytes of a file of people's, such as a configuration.\n\n"
+      "Raises IoError, which names the file: not there, no regular file, or larger than such files are.");
+  module.def(
+      "is_accelerates", [](const std::string& text) { return is_accelerates(parse_plain_json(text)); }, py::arg("text"),
       "Whether JSON text has the keys of Accelerate, of its files or of its FullyShardedDataParallelPlugin.");
   py::class_<Config>(module, "Config", "trireme::Config, read from JSON text. Raises as read_config.")
       .def(py::init([](const std::string& text, int world_size, const std::string& origin, int pipe) {

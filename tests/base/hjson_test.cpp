@@ -91,6 +91,11 @@ TEST(Hjson, KeepsNoLinesOfKeysWhosePathsAreAsLongAsAFile) {
   EXPECT_TRUE(key_lines(text + "}\na: 1\n").size() == 1 && key_lines(text + "}\na: 1\n").contains("a"));
 }
 
+TEST(Hjson, LooksOnceThroughATextWithManyCommas) {
+  const std::string text = std::string(500'000, '1') + "x" + std::string(500'000, ',');
+  EXPECT_EQ(parse_hjson("a: " + text, "ds.hjson").at("a"), text);
+}
+
 TEST(Hjson, RefusesNestingThatWouldUseUpTheStack) {
   EXPECT_NE(hjson_error_of("a: " + std::string(100'000, '[')).find("nested deeper than 500 levels"), std::string::npos);
 }

@@ -110,7 +110,7 @@ TEST(Json, RefusesMoreKeysAndLongerOnesThanAConfigurationHas) {
   EXPECT_EQ(json_error_of(many), "ds.json: more than 200000 values; give the path of another file");
   const std::string error = json_error_of("{\"" + std::string(1'000'000, 'k') + "\": 1}");
   EXPECT_EQ(error, "ds.json: a key of 1000000 bytes, `" + std::string(40, 'k') + "…`; at most 10000 are read");
-  // What a program saves has no such limit.
+  // Values that a program saves have no such limit.
   EXPECT_EQ(parse_json(many, "state", kSavedValues).size(), 200'000u);
 }
 

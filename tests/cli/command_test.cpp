@@ -217,6 +217,24 @@ TEST(TrainCommand, RefusesWrongInputsBeforeAnythingIsWritten) {
   }
 }
 
+TEST(InspectCommand, WritesJsonOfFilesWhoseNamesAreNotUtf8) {
+  const TemporaryFolder folder;
+  const std::string latin = folder / "caf\xe9";
+  std::filesystem::create_directory(latin);
+  write_safetensors(latin + "/model.safetensors", {{"w", at::zeros({2})}});
+  const auto said = say({"inspect", latin, "--json"});
+  EXPECT_EQ(said.exit_code, 0) << said.err;
+  EXPECT_NE(said.out.find("caf\xef\xbf\xbd"), std::string::npos) << said.out;
+}
+
+TEST(TrainCommand, NamesAFlagThatItsRecordCannotKeep) {
+  const TemporaryFolder folder;
+  const auto text = folder.write("caf\xe9.txt", std::string(10'000, 'x'));
+  const auto said = say({"train", "--data", text, "--out", folder / "run"});
+  EXPECT_EQ(said.exit_code, 2);
+  EXPECT_NE(said.err.find("--data '" + (folder / "caf?.txt") + "': not UTF-8"), std::string::npos) << said.err;
+}
+
 TEST(TrainCommand, NamesDataThatIsNotThere) {
   const auto said = say({"train", "--data", "/no/such/data"});
   EXPECT_EQ(said.exit_code, 2);

@@ -119,6 +119,7 @@ TEST(Pickle, RefusesAnyOtherClassByItsNameAndPlace) {
                 .find("the class builtins.eval"),
             std::string::npos);
   EXPECT_NE(parse_error("c__main__\nConfig\n)\x81.").find("the class __main__.Config"), std::string::npos);
+  EXPECT_NE(parse_error("c__main__\n\xf4\n)\x81.").find("the class __main__.? is"), std::string::npos);
 }
 
 TEST(Pickle, RefusesMisuseOfStackMarksAndMemo) {

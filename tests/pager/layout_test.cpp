@@ -61,8 +61,7 @@ TEST(Layout, RefusesAPatternThatIsNoRegularExpressionByName) {
     make_layout(specs({{"a", 1}}), 1, {.patterns = {"layers.(["}});
     FAIL() << "not refused";
   } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find("trireme.unit_patterns: \"layers.([\""), std::string::npos)
-        << error.what();
+    EXPECT_NE(std::string(error.what()).find("trireme.unit_patterns: 'layers.(['"), std::string::npos) << error.what();
   }
 }
 

@@ -106,14 +106,20 @@ save = lambda state: raised(lambda: engine.save_checkpoint(folder + "/saved", cl
 open(folder + "/file", "w").close()
 result = [save([1]), save({(1, 2): 3}), save({"o": {"deep": [torch.nn.Linear(2, 2)]}}), raised(lambda: engine.save_checkpoint(None)),
           raised(lambda: engine.load_checkpoint(folder + "/file"))]
+deep = []
+for _ in range(100_000):
+    deep = [deep]
+nested = save({"deep": deep})
 engine.save_checkpoint(folder + "/saved", client_state={"counts": {5: "five"}})
 other = deepspeed.initialize(model=model(), config=config(optimizer={"type": "SGD", "params": {"lr": 0.1}}))[0]
 result.append(raised(lambda: other.load_checkpoint(folder + "/saved")))
+result.append(nested)
 result.append(other.load_checkpoint(folder + "/saved", load_optimizer_states=False)[1] == {"counts": {5: "five"}})
 """)
         for text, found in zip(("client_state: expected a dict with strings as keys, got [1]", "got {(1, 2): 3}",
                                 "client_state['o'] (a torch.nn.modules.linear.Linear)", "save_checkpoint: save_dir is None",
-                                "expected a folder of checkpoints, found a file", "load without optimizer states"), result):
+                                "expected a folder of checkpoints, found a file", "load without optimizer states",
+                                "keep containers that are nested less deeply"), result):
             self.assertIn(text, found[-1])
         self.assertTrue(result[-1])
 

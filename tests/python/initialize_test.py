@@ -1,4 +1,6 @@
 """Uses that initialize() makes of its arguments, and refusals before anything has changed."""
+import os
+
 from harness import Case, RankServer, main
 
 RankServer.imports = ("torch._dynamo",)  # which optimizers of torch import
@@ -105,9 +107,17 @@ class Initialize(Case):
         listed = self.write("list.json", "[1, 2]")
         latin = self.folder / "latin.json"
         latin.write_bytes('{"a": "é"}'.encode("latin-1"))
+        pipe = self.folder / "pipe.json"
+        os.mkfifo(pipe)
         result = self.on_ranks(0, _START + f"""
     net = model()
+    deep, circle = {{}}, {{**CONFIG}}
+    for _ in range(100_000):
+        deep = {{"a": deep}}
+    circle["a"] = [circle, circle]
     result = dict(
+        deep=refusal(model=net, config=deep), circle=refusal(model=net, config=circle), pipe=refusal(model=net, config={str(pipe)!r}),
+        key=refusal(model=net, config={{**CONFIG, "k" * 1_000_000: 1}}), keys=refusal(model=net, config={{str(i): i for i in range(200_001)}}),
         list=refusal(model=[net], config=CONFIG), kind=refusal(model=nn.Linear, config=CONFIG),
         data=refusal(model=net, training_data=5, config=CONFIG), empty=refusal(model=net, training_data=[], config=CONFIG),
         nan=refusal(model=net, config={{**CONFIG, "gradient_clipping": float("nan")}}), twice=refusal(model=net, config=CONFIG, config_params=CONFIG),
@@ -127,6 +137,8 @@ class Initialize(Case):
                            "missing": "Received: 'nowhere.json'; there is no such file", "json": "expected an object, {…}, found [1, 2]",
                            "nothing": "the callable gave None", "section": "config: `optimizer` is \"AdamW\"",
                            "params": "config: `optimizer.params` is [1]", "number": "Received: 5", "latin": f"{latin}: not UTF-8",
+                           "deep": "config: dicts and lists inside of each other, nested deeper than 100", "circle": "or inside of themselves",
+                           "pipe": f"{pipe}: this is a pipe, expected a file", "key": "a key of 1000000 bytes", "keys": "more than 200000 values",
                            "folder": "; this is a folder", "text": "; pass json.loads()",
                            "tensor": "config['optimizer']['params']['lr'] is a torch.Tensor", "lbfgs": "LBFGS calls back for the loss", "adafactor": "rows and columns"}.items():
             self.assertIn(text, result[name], name)

@@ -1,4 +1,5 @@
-// What a text from outside may be made of, so that neither stack, memory nor time runs out; and the JSON of programs.
+// Limits of what a text from outside is made of, so that neither stack, memory nor time runs out; and the JSON of
+// programs.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 
 namespace trireme {
 
-/// What a text may be made of. Beyond it functions over values would need more stack, memory or time than the text is
+/// Limits of a text. Beyond them functions over values would need more stack, memory or time than the text is
 /// worth: each level of nesting is a call, and each value some hundred bytes.
 struct JsonLimits {
   size_t levels = 500;        ///< of objects and lists inside of each other
@@ -19,8 +20,8 @@ struct JsonLimits {
   size_t key_bytes = 10'000;  ///< of one key
 };
 
-/// Of values that a program saves beside its tensors: as many as it likes, in levels that leave room for those of the
-/// file that they are saved in.
+/// Limits of values that a program saves beside its tensors: as many as it likes, in levels that leave room for those
+/// of the file that they are saved in.
 inline constexpr JsonLimits kSavedValues = {.levels = 400, .values = SIZE_MAX, .key_bytes = SIZE_MAX};
 
 /// Paths of keys that are kept for each key are no longer: long names of sections times many keys would be gigabytes.

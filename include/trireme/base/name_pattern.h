@@ -27,7 +27,7 @@ class NamePattern {
   /// Throws    ConfigError: a name and a pattern that are too long for each other.
   std::optional<size_t> end_in(const std::string& name) const;
 
-  /// What a{50} stands for counts as 50 times the pattern.
+  /// Repetitions such as a{50} count as 50 times the pattern.
   static constexpr size_t kMostBytes = 5000;
 
  private:

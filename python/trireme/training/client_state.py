@@ -13,8 +13,11 @@ _BYTES = "torch.save/base64"
 
 
 def _pack(key, value):
-    if configs.unwritable(value, "") is None and json.loads(json.dumps(value)) == value:
-        return value
+    try:
+        if configs.unwritable(value, "") is None and json.loads(json.dumps(value)) == value:
+            return value
+    except (RecursionError, ValueError) as error:  # too deep, or inside of itself
+        raise ConfigError(f"client_state['{key}']: {error}; keep containers that are nested less deeply in it") from None
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)

@@ -3,6 +3,7 @@
 
 #include "formats/pickle/reader.h"
 #include "trireme/base/error.h"
+#include "trireme/base/utf8.h"
 #include "trireme/formats/pickle/classes.h"
 
 namespace trireme::pickle {
@@ -35,7 +36,7 @@ bool numel_fits(const std::vector<int64_t>& shape) {
 
 Value* Reader::class_named(const std::string& name) {
   if (!find_class(name)) {
-    fail(str("the class ", name,
+    fail(str("the class ", excerpt(name),
              " is not one that checkpoints of PyTorch and DeepSpeed need, and nothing here imports it; "
              "save the file again without it (most likely it stands in the client_state)"));
   }
