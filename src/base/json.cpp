@@ -104,6 +104,12 @@ Json parse_plain_json(std::string_view text, size_t most_levels) {
   }
 }
 
+Json parse_own_json(std::string_view text) {
+  Json json = parse_plain_json(text);
+  TRIREME_CHECK(!json.is_discarded(), "not JSON: ", excerpt(text));
+  return json;
+}
+
 std::string read_config_text(const std::filesystem::path& path) {
   const size_t bytes = posix_file_system().open(path)->bytes();
   if (bytes > kMostConfigBytes)

@@ -50,7 +50,7 @@ Json to_json(const SavedTensor& tensor) {
                {"dtype", safetensors_dtype(tensor.dtype)},
                {"slices", std::move(slices)}};
   for (const TensorPart& part : tensor.parts) json["parts"].push_back(to_json(part));
-  if (!tensor.values.empty()) json["values"] = Json::parse(tensor.values);
+  if (!tensor.values.empty()) json["values"] = parse_own_json(tensor.values);
   return json;
 }
 
@@ -224,14 +224,14 @@ Manifest manifest_from(const Json& json, const std::string& origin) {
 
 std::string dump_manifest(const Manifest& manifest) {
   Json rank_values = Json::array();
-  for (const auto& values : manifest.rank_values) rank_values.push_back(Json::parse(values));
+  for (const auto& values : manifest.rank_values) rank_values.push_back(parse_own_json(values));
   const Json checksum = {{"algorithm", "xxh3-64"}, {"block_bytes", kChecksumBlockBytes}};
   Json topology = Json::array();
   for (const Axis& axis : manifest.topology) topology.push_back({{"axis", axis.name}, {"size", axis.size}});
   std::string text = str("{\n  \"format\": \"", kFormatName, "\",\n  \"version\": ", kManifestVersion,
                          ",\n  \"topology\": ", topology.dump(), ",\n  \"checksum\": ", checksum.dump(),
-                         ",\n  \"software\": ", Json::parse(manifest.software).dump(),
-                         ",\n  \"values\": ", Json::parse(manifest.values).dump(),
+                         ",\n  \"software\": ", parse_own_json(manifest.software).dump(),
+                         ",\n  \"values\": ", parse_own_json(manifest.values).dump(),
                          ",\n  \"rank_values\": ", rank_values.dump(), ",\n");
   text += array_lines("files", manifest.files);
   text += array_lines("tensors", manifest.tensors);

@@ -4,7 +4,9 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
+#include "trireme/base/json_limits.h"
 #include "trireme/base/state_names.h"
+#include "trireme/base/utf8.h"
 
 namespace trireme {
 namespace {
@@ -76,7 +78,7 @@ void add_parameters(TrainingValues& values, const std::vector<std::pair<std::str
     const StateName name = parse_state_name(tensor);
     if (name.kind != StateKind::kWeight) continue;
     const std::string parameter(name.parameter);
-    const ParameterValues known = parameter_from(Json::parse(text));
+    const ParameterValues known = parameter_from(parse_own_json(text));
     if (known.steps) values.set_steps(parameter, *known.steps);
     for (const std::string& alias : known.aliases) values.aliases[alias] = parameter;
     if (known.group >= static_cast<int>(members.size()))
@@ -119,21 +121,26 @@ std::string to_text(const TrainingValues& values) {
                            {"hysteresis", scaler->hysteresis}};
   if (!values.aliases.empty()) json["aliases"] = values.aliases;
   put(json, "exclude_frozen_parameters", values.exclude_frozen_parameters);
-  for (const std::string& name : values.parameters) json["parameter_steps"][name] = values.steps.at(name);
+  // Each name once: Json itself would search linearly.
+  Json steps = Json::object();
+  for (const std::string& name : values.parameters)
+    steps.get_ref<Json::object_t&>().emplace_back(name, values.steps.at(name));
+  if (!values.parameters.empty()) json["parameter_steps"] = std::move(steps);
   for (const GroupValues& group : values.groups) {
-    Json& options = json["parameter_groups"].emplace_back(Json::parse(group.options));
+    Json& options = json["parameter_groups"].emplace_back(parse_own_json(group.options));
     if (!group.names.empty()) options["names"] = group.names;
   }
-  if (values.config) json["config"] = Json::parse(*values.config);
-  if (values.client_state) json["client_state"] = Json::parse(*values.client_state);
-  json.update(Json::parse(values.others));
+  if (values.config) json["config"] = parse_own_json(*values.config);
+  if (values.client_state) json["client_state"] = parse_own_json(*values.client_state);
+  json.update(parse_own_json(values.others));
   return json.dump();
 }
 
 TrainingValues parse_training_values(const std::string& text,
                                      const std::vector<std::pair<std::string, std::string>>& tensor_values) {
   try {
-    Json json = Json::parse(text);
+    Json json = parse_plain_json(text);
+    if (json.is_discarded()) throw CheckpointError(str("checkpoint: its values are not JSON: ", excerpt(text)));
     TrainingValues values = shared_from(json.is_object() ? std::move(json) : Json::object());
     add_parameters(values, tensor_values);
     return values;

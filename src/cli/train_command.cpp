@@ -25,6 +25,7 @@
 #include "cli/training.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/utf8.h"
 #include "trireme/comm/world.h"
 
 namespace trireme::cli {
@@ -206,6 +207,19 @@ std::string text_of_rank_0(Group& group, const std::string& text) {
   return {static_cast<const char*>(letters.const_data_ptr()), static_cast<size_t>(letters.numel())};
 }
 
+/// As prepare_training(). With --resume a mistake may be in a flag that nobody has typed: the error says where it is.
+TrainSetup prepare(const TrainOptions& options, int ranks) {
+  try {
+    return prepare_training(options, ranks);
+  } catch (const Error& error) {
+    const std::filesystem::path record = std::filesystem::path(options.out) / "run.json";
+    std::error_code unreadable;
+    if (!options.resume || options.out.empty() || !std::filesystem::exists(record, unreadable)) throw;
+    throw_error(error.code(),
+                str(error.what(), " (flags that were not given are those in ", excerpt(record.string()), ")"));
+  }
+}
+
 int train_as_rank(const TrainOptions& options, const CLI::App& app) {
   set_log_sink(log_of_rank(0));
   auto world = init();
@@ -215,7 +229,7 @@ int train_as_rank(const TrainOptions& options, const CLI::App& app) {
   }
   set_log_sink(log_of_rank(world.rank));
   try {
-    auto setup = prepare_training(options, world.size);
+    auto setup = prepare(options, world.size);
     world.group->barrier();  // every rank has looked at the folder that rank 0 now takes
     std::optional<RunLock> lock;
     if (world.rank == 0) lock.emplace(take_output(setup));

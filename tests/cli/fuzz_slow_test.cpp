@@ -117,12 +117,12 @@ class Corpus {
                   "  fsdp_version: 2\n  fsdp_state_dict_type: SHARDED_STATE_DICT\nx: &a [1, 2]\ny: *a\n");
     folder_.write("machines.txt", "# hosts\nlocalhost slots=2\n");
     made({"train", "--data", "text.txt", "--model", "model.json", "--config", "ds.json", "--seq", "8", "--steps", "2",
-          "--eval-samples", "1", "--out", "run"});
-    made({"consolidate", "run", "hf"});
-    made({"consolidate", "run", "shards", "--max-shard-size", "2000"});
-    made({"convert", "run", "ds2", "--to", "deepspeed", "--stage", "2", "--ranks", "2"});
-    made({"convert", "run", "ds3", "--to", "deepspeed", "--stage", "3", "--ranks", "2"});
-    made({"convert", "run", "dcp", "--to", "dcp"});
+          "--eval-samples", "1", "--out", "my_run"});
+    made({"consolidate", "my_run", "my_hf"});
+    made({"consolidate", "my_run", "my_shards", "--max-shard-size", "2000"});
+    made({"convert", "my_run", "my_ds2", "--to", "deepspeed", "--stage", "2", "--ranks", "2"});
+    made({"convert", "my_run", "my_ds3", "--to", "deepspeed", "--stage", "3", "--ranks", "2"});
+    made({"convert", "my_run", "my_dcp", "--to", "dcp"});
   }
 
   Path path() const { return folder_.path(); }
@@ -180,10 +180,10 @@ std::vector<Kind> kinds_of(const Corpus& corpus) {
        },
        true},
       {"config.json of a folder",
-       {"hf/config.json"},
-       {"run", "hf"},
+       {"my_hf/config.json"},
+       {"my_run", "my_hf"},
        [](const std::string&, Random&) {
-         return Words{"consolidate", "run", "out", "--model", "hf"};
+         return Words{"consolidate", "my_run", "out", "--model", "my_hf"};
        },
        true},
       {"hosts",
@@ -193,29 +193,29 @@ std::vector<Kind> kinds_of(const Corpus& corpus) {
          return Words{"launch", "--hostfile", target, "--num_gpus", "1", "/bin/true"};
        },
        true},
-      {"checkpoint", corpus.files("run/checkpoints"), {"run"}, checkpoint("run")},
-      {"manifest", {"run/checkpoints/global_step2/manifest.json"}, {"run"}, checkpoint("run"), true},
+      {"checkpoint", corpus.files("my_run/checkpoints"), {"my_run"}, checkpoint("my_run")},
+      {"manifest", {"my_run/checkpoints/global_step2/manifest.json"}, {"my_run"}, checkpoint("my_run"), true},
       {"run",
-       corpus.files("run"),
-       {"run", "text.txt"},
+       corpus.files("my_run"),
+       {"my_run", "text.txt"},
        [](const std::string&, Random& random) {
-         return one_of({{"generate", "--checkpoint", "run", "--tokens", "2"},
-                        {"train", "--resume", "--out", "run", "--steps", "3"}},
+         return one_of({{"generate", "--checkpoint", "my_run", "--tokens", "2"},
+                        {"train", "--resume", "--out", "my_run", "--steps", "3"}},
                        random);
        }},
       {"safetensors",
-       {"hf/model.safetensors"},
-       {"hf", "model.json", "text.txt"},
-       [&, check = checkpoint("hf")](const std::string& target, Random& random) {
+       {"my_hf/model.safetensors"},
+       {"my_hf", "model.json", "text.txt"},
+       [&, check = checkpoint("my_hf")](const std::string& target, Random& random) {
          if (random() % 3 != 0) return check(target, random);
          return Words{"train", "--data",         "text.txt", "--model", "model.json", "--init-from",
                       target,  "--seq",          "8",        "--steps", "1",          "--batch",
                       "1",     "--eval-samples", "1",        "--out",   "out"};
        }},
-      {"sharded safetensors", corpus.files("shards"), {"shards"}, checkpoint("shards")},
-      {"deepspeed 2", corpus.files("ds2"), {"ds2"}, checkpoint("ds2")},
-      {"deepspeed 3", corpus.files("ds3"), {"ds3"}, checkpoint("ds3")},
-      {"dcp", corpus.files("dcp"), {"dcp"}, checkpoint("dcp")},
+      {"sharded safetensors", corpus.files("my_shards"), {"my_shards"}, checkpoint("my_shards")},
+      {"deepspeed 2", corpus.files("my_ds2"), {"my_ds2"}, checkpoint("my_ds2")},
+      {"deepspeed 3", corpus.files("my_ds3"), {"my_ds3"}, checkpoint("my_ds3")},
+      {"dcp", corpus.files("my_dcp"), {"my_dcp"}, checkpoint("my_dcp")},
       {"tokens", {"tokens.bin", "tokens.npy"}, {"model.json"}, train_on},
       {"text", {"text.txt"}, {"model.json"}, train_on},
   };
@@ -260,8 +260,13 @@ void damage_bytes(std::string& bytes, Random& random) {
     case 6:  // lengths at the beginning and at the end
       return put(bytes, random() % 2 == 0 || bytes.size() < 64 ? 0 : bytes.size() - 1 - random() % 63,
                  std::string(kNumbers[random() % std::size(kNumbers)], 8), true);
+    case 7: {  // operations of a pickle: values, marks, and names of values that came before
+      const std::string operations[] = {"]", ")", "N", "(", "\x94", "\x85", std::string("h\0", 2), "h\x01", "h\x05"};
+      const std::string& operation = operations[random() % std::size(operations)];
+      return put(bytes, at, repeated(operation, random() % 2 == 0 ? 500'000 : 100), false);
+    }
     default:
-      return put(bytes, at, std::string(random() % 2 == 0 ? 1'000'000 : 100, "])N(\x94\x85"[random() % 6]), false);
+      return;
   }
 }
 

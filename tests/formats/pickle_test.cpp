@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <random>
 
 #include "tests/support/error_of.h"
 #include "trireme/base/error.h"
+#include "trireme/formats/pickle/json.h"
 
 namespace trireme {
 namespace {
@@ -184,6 +186,32 @@ TEST(Pickle, HoldsNoMoreValuesThanPythonWritesIntoAsManyBytes) {
   EXPECT_EQ(shared.root().items.size(), 1'000'000u);
   EXPECT_LT(shared.values(), 10u);
   EXPECT_NE(parse_error("NNb.").find("a state for what has none"), std::string::npos);
+}
+
+TEST(Pickle, IsNoJsonWhereItRepeatsOneValueBeyondAllMeasure) {
+  const auto fits = [](const std::string& operations) {
+    return pickle::to_json(pickle::parse(bytes_of(operations), "a.pt").root()).has_value();
+  };
+  const auto text = [](uint32_t bytes) {
+    return "X" + std::string(reinterpret_cast<const char*>(&bytes), 4) + std::string(bytes, 'x') + "q\x01";
+  };
+  const auto again = [](int times) {
+    std::string all;
+    for (int i = 0; i < times; ++i) all += "h\x01";
+    return all;
+  };
+  EXPECT_TRUE(fits("(" + text(1000) + again(10'000) + "l."));
+  EXPECT_FALSE(fits("(" + text(500'000) + again(60) + "l."));
+  EXPECT_NE(parse_error("(" + text(500'000) + again(1'000) + "l.").find("repeats one value beyond all measure"),
+            std::string::npos);
+  std::string doubled = "](NNeq" + std::string(1, '\0');  // each list has its predecessor twice
+  for (char i = 1; i < 60; ++i) doubled += std::string("](h") + char(i - 1) + "h" + char(i - 1) + "eq" + i;
+  EXPECT_NE(parse_error("(" + doubled + "l.").find("repeats one value beyond all measure"), std::string::npos);
+  const std::string itself =
+      "]q" + std::string(1, '\0') + "(h" + std::string(1, '\0') + "h" + std::string(1, '\0') + "e.";
+  EXPECT_FALSE(fits(itself));
+  EXPECT_EQ(pickle::to_json(pickle::parse(bytes_of("}(" + text(1) + "K\x01h\x01K\x02u."), "a.pt").root())->dump(),
+            R"({"x":2})");
 }
 
 TEST(Pickle, HoldsValuesOfAnyDepthButWritesNoneTooDeep) {

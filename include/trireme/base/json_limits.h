@@ -34,6 +34,9 @@ Json parse_json(std::string_view text, const std::string& origin, const JsonLimi
 /// discarded value where it is none, has a key twice, or nests deeper than `most_levels`.
 Json parse_plain_json(std::string_view text, size_t most_levels = JsonLimits{}.levels);
 
+/// The same for JSON that this library has made or checked before; anything else is a bug.
+Json parse_own_json(std::string_view text);
+
 /// The text of a configuration or of another file that people write.
 /// Throws    IoError: it cannot be read, is no regular file, or is longer than such texts are (4 MiB).
 std::string read_config_text(const std::filesystem::path& path);

@@ -8,6 +8,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/json.h"
+#include "trireme/base/json_limits.h"
 #include "trireme/base/log.h"
 #include "trireme/checkpoint/training_values.h"
 
@@ -56,7 +57,7 @@ struct SavedModel {
 };
 
 SavedModel saved_model(const CheckpointSource& source) {
-  const Json state = Json::parse(training_values(source.manifest).client_state.value_or("{}"));
+  const Json state = parse_own_json(training_values(source.manifest).client_state.value_or("{}"));
   SavedModel saved;
   const auto take = [&](const char* key) {
     if (state.contains(key) && state[key].is_object() && state[key].contains("model_type")) saved.config = state[key];

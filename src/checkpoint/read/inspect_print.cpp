@@ -5,6 +5,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/format.h"
+#include "trireme/base/json_limits.h"
 #include "trireme/checkpoint/inspect.h"
 #include "trireme/checkpoint/training_values.h"
 #include "trireme/formats/safetensors_header.h"
@@ -76,7 +77,7 @@ void add_line(std::string& text, const std::string& label, const std::string& va
 
 std::string software_line(const Manifest& manifest) {
   std::string text = str(manifest.world_size(), manifest.world_size() == 1 ? " rank" : " ranks");
-  const Json software = Json::parse(manifest.software);
+  const Json software = parse_own_json(manifest.software);
   for (const auto& [name, version] : software.items())
     text += str(", ", name, " ", version.is_string() ? version.get<std::string>() : version.dump());
   return text;
@@ -143,7 +144,7 @@ std::string to_text(const CheckpointReport& report, ListTensors list) {
   if (!manifest.tensors.empty()) {
     add_line(text, "saved by", software_line(manifest));
     add_line(text, "progress", progress_line(values));
-    add_line(text, "client_state", joined_names(keys_of(Json::parse(values.client_state.value_or("{}")))));
+    add_line(text, "client_state", joined_names(keys_of(parse_own_json(values.client_state.value_or("{}")))));
     add_line(text, "files", str(manifest.files.size(), ", ", bytes_text(report.file_bytes)));
     text += str("\n", kind_row("tensors of", "dtype", "number", "elements", "bytes"));
     for (const TensorKind& kind : report.kinds)
@@ -167,7 +168,7 @@ Json to_json(const CheckpointReport& report, ListTensors list) {
                {"format_version", manifest.version},
                {"world_size", manifest.world_size()},
                {"topology", topology_json(manifest.topology)},
-               {"software", Json::parse(manifest.software)},
+               {"software", parse_own_json(manifest.software)},
                {"files", manifest.files.size()},
                {"file_bytes", report.file_bytes},
                {"kinds", kinds_json(report.kinds)}};
@@ -176,7 +177,7 @@ Json to_json(const CheckpointReport& report, ListTensors list) {
                                {"dtype", safetensors_dtype(tensor->dtype)},
                                {"shape", tensor->shape},
                                {"bytes", bytes_of(*tensor)}});
-  json["values"] = Json::parse(to_text(training_values(manifest)));
+  json["values"] = parse_own_json(to_text(training_values(manifest)));
   json["healthy"] = report.healthy();
   json["verified"] = report.verified;
   json["checksums"] = report.checksums;

@@ -2,6 +2,10 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
 
 #include "trireme/formats/pickle/pickle.h"
 
@@ -18,9 +22,7 @@ class ToJson {
 
  private:
   Json convert(const Value& value, int depth) {
-    // A list that contains itself twice would be walked 2^depth times: values that were met too often are given up.
-    constexpr int kMostSteps = 10'000'000;
-    if (depth > kMaxDepth || ++steps_ > kMostSteps) fits_ = false;
+    if (depth > kMaxDepth || !may_be_met(value)) fits_ = false;
     if (!fits_) return nullptr;
     switch (value.kind) {
       case Kind::kNone:
@@ -37,25 +39,51 @@ class ToJson {
       case Kind::kList:
       case Kind::kTuple: {
         Json array = Json::array();
-        for (const Value* item : value.items) array.push_back(convert(*item, depth + 1));
+        for (size_t i = 0; fits_ && i < value.items.size(); ++i) array.push_back(convert(*value.items[i], depth + 1));
         return array;
       }
-      case Kind::kDict: {
-        Json object = Json::object();
-        for (size_t i = 0; fits_ && i < value.items.size(); i += 2) {
-          fits_ = value.items[i]->is(Kind::kString);
-          if (fits_) object[value.items[i]->text] = convert(*value.items[i + 1], depth + 1);
-        }
-        return object;
-      }
+      case Kind::kDict:
+        return convert_dict(value, depth);
       default:
         fits_ = false;
         return nullptr;
     }
   }
 
+  /// Of a key that stands twice the last value counts, as in Python. Json itself would search linearly.
+  Json convert_dict(const Value& dict, int depth) {
+    Json object = Json::object();
+    auto& members = object.get_ref<Json::object_t&>();
+    std::unordered_map<std::string_view, size_t> places;
+    for (size_t i = 0; fits_ && i < dict.items.size(); i += 2) {
+      const Value& key = *dict.items[i];
+      fits_ = key.is(Kind::kString) && may_be_met(key);
+      if (!fits_) break;
+      Json item = convert(*dict.items[i + 1], depth + 1);
+      const auto [place, is_new] = places.emplace(key.text, members.size());
+      if (is_new)
+        members.emplace_back(key.text, std::move(item));
+      else
+        (members.begin() + static_cast<std::ptrdiff_t>(place->second))->second = std::move(item);
+    }
+    return object;
+  }
+
+  /// A pickle names a value again with two bytes, and JSON writes it again: a text of a megabyte a million times, or a
+  /// list that contains itself twice 2^depth times. What comes again is counted, and given up where it is too much.
+  bool may_be_met(const Value& value) {
+    constexpr size_t kBytesOfItem = 64;
+    const size_t bytes = value.text.size() + value.items.size() * kBytesOfItem;
+    if (bytes == 0 || met_.insert(&value).second) return true;
+    repeated_bytes_ += bytes;
+    return repeated_bytes_ <= kMostRepeatedBytes;
+  }
+
+  static constexpr size_t kMostRepeatedBytes = size_t{16} << 20;
+
   bool fits_ = true;
-  int steps_ = 0;
+  std::unordered_set<const Value*> met_;  ///< texts, lists and dicts
+  size_t repeated_bytes_ = 0;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The operations of a pickle but those that make objects.
 #include "formats/pickle/reader.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "trireme/base/error.h"
@@ -9,6 +10,50 @@
 #include "trireme/formats/pickle/pickle.h"
 
 namespace trireme::pickle {
+namespace {
+
+/// Bytes that the values below `root` would take if each place where one is named had its own; a value that contains
+/// itself counts once.
+uint64_t unshared_bytes(const Value& root) {
+  constexpr uint64_t kBytesOfValue = 32, kMost = uint64_t{1} << 60;
+  struct Visit {
+    const Value* value;
+    size_t next;
+    uint64_t bytes;
+  };
+  const auto own_bytes = [](const Value& value) {
+    const size_t dims = value.place ? 2 * value.place->shape.size() : 0;
+    return kBytesOfValue + value.text.size() + dims * sizeof(int64_t);
+  };
+  std::unordered_map<const Value*, uint64_t> known;  // of what has parts; 0: it is being walked
+  std::vector<Visit> walk = {{&root, 0, own_bytes(root)}};
+  known[&root] = 0;
+  for (;;) {
+    Visit& visit = walk.back();
+    const size_t parts = visit.value->items.size();
+    const Value* part = visit.next < parts    ? visit.value->items[visit.next]
+                        : visit.next == parts ? visit.value->state
+                                              : nullptr;
+    if (visit.next++ > parts) {
+      const uint64_t bytes = visit.bytes;
+      known[visit.value] = bytes;
+      walk.pop_back();
+      if (walk.empty()) return bytes;
+      walk.back().bytes = std::min(kMost, walk.back().bytes + bytes);
+    } else if (part && part->items.empty() && !part->state) {
+      visit.bytes = std::min(kMost, visit.bytes + own_bytes(*part));
+    } else if (part) {
+      const auto [found, is_new] = known.emplace(part, 0);
+      if (is_new)
+        walk.push_back({part, 0, own_bytes(*part)});
+      else
+        visit.bytes = std::min(kMost, visit.bytes + found->second);
+    }
+  }
+}
+
+}  // namespace
+
 void Reader::fail(const std::string& what) const {
   throw CheckpointError(str(origin_, ": byte ", operation_at_, ": ", what));
 }
@@ -243,6 +288,9 @@ Document Reader::run() {
     } else if (operation == '.') {  // STOP
       require(marks_.empty(), "it ends within a mark");
       document_.set_root(pop());
+      // Two bytes name a value again, however large it is, and who reads the document may copy it each time.
+      require(unshared_bytes(document_.root()) <= 40 * bytes_.size() + (uint64_t{16} << 20),
+              "it repeats one value beyond all measure");
       return std::move(document_);
     } else if (!run_scalar(operation) && !run_text(operation) && !run_container(operation) && !run_memo(operation) &&
                !run_object(operation)) {

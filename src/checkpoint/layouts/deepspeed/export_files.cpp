@@ -4,6 +4,7 @@
 
 #include "checkpoint/layouts/deepspeed/export.h"
 #include "trireme/base/error.h"
+#include "trireme/base/json_limits.h"
 #include "trireme/checkpoint/reshard.h"
 #include "trireme/formats/pickle/json.h"
 
@@ -192,7 +193,7 @@ void write_model_file(ArchiveFile& file, const ExportPlan& plan, const Manifest&
       {"ds_config", config_of(document, plan)},
       {"ds_version", document.string(kWrittenVersion)}};
   for (const auto& [key, value] : others) pairs.emplace_back(key, value);
-  const Json client = Json::parse(values.client_state.value_or("{}"));
+  const Json client = parse_own_json(values.client_state.value_or("{}"));
   for (const auto& [key, value] : client.items()) {
     if (std::any_of(pairs.begin(), pairs.end(), [&, &name = key](const auto& pair) { return pair.first == name; }))
       throw CheckpointError(

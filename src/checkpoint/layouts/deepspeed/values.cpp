@@ -46,6 +46,10 @@ Json client_state_of(const pickle::TorchArchive& archive) {
     const std::string& key = root.items[i]->text;
     if (std::find(kOwnKeys.begin(), kOwnKeys.end(), key) != kOwnKeys.end()) continue;
     const auto json = root.items[i]->is(Kind::kString) ? pickle::to_json(*root.items[i + 1]) : std::nullopt;
+    constexpr size_t kMostKeys = 10'000;
+    if (client.size() >= kMostKeys)
+      throw CheckpointError(str(archive.path().string(), ": more than ", kMostKeys,
+                                " entries beside the model; keep them in one dict of the client_state"));
     if (json) client[key] = *json;
     if (!json) {
       log(LogLevel::kWarning, str(archive.path().string(), ": client_state[\"", key, "\"] is ",
