@@ -35,7 +35,8 @@ bool is_of_one_start(const std::string& flag) {
 // Flags whose values are in each sample and in the first weights. --data and --model are compared by their contents
 // (check_resume()), for files may have moved.
 bool must_stay(const std::string& flag) {
-  constexpr std::array<std::string_view, 5> kFlags{"--seq", "--seed", "--data-format", "--exclude", "--init-from"};
+  constexpr std::array<std::string_view, 6> kFlags{"--seq",      "--seed",    "--data-format",
+                                                   "--text-key", "--exclude", "--init-from"};
   return std::ranges::find(kFlags, flag) != kFlags.end();
 }
 

@@ -40,13 +40,15 @@ ProgressOutput progress_output() {
 
 std::string describe_skipped(const DataSplits& data) {
   if (data.skipped_files == 0) return "";
-  const char* why = data.format == DataFormat::kBytes ? "binary or empty" : "empty, or neither .bin nor .npy";
+  std::string why = data.format == DataFormat::kBytes ? "binary or empty" : "empty, or neither .bin nor .npy";
+  for (const auto& kind : data.skipped_kinds) why += str(&kind == &data.skipped_kinds.front() ? ": " : ", ", kind);
   return str(", ", data.skipped_files, data.skipped_files == 1 ? " file" : " files", " skipped (", why, ")");
 }
 
 std::string describe(const DataSplits& data) {
   return str(short_count(static_cast<double>(data.train.tokens())), " tokens in ", data.train.files(),
              " files for training, ", short_count(static_cast<double>(data.held_out.tokens())), " held out",
+             data.json_files == 0 ? "" : str(", the texts of a key in ", data.json_files, " of them"),
              describe_skipped(data));
 }
 

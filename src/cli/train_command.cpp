@@ -87,12 +87,16 @@ void declare_output(CLI::App& app, TrainOptions& options) {
 }
 
 void declare(CLI::App& app, TrainOptions& options) {
-  app.add_option("--data", options.data, "file, folder or glob of text, or .bin/.npy of tokens")
+  app.add_option("--data", options.data, "file, folder or glob of text, of JSON lines, or of .bin/.npy of tokens")
       ->type_name("PATH")
       ->group("Data");
   app.add_option("--data-format", options.data_format, "auto, bytes, uint16 or uint32")
       ->capture_default_str()
       ->type_name("NAME")
+      ->group("Data");
+  app.add_option("--text-key", options.text_key,
+                 "of .jsonl and .json: the key whose texts are trained on (default: text)")
+      ->type_name("KEY")
       ->group("Data");
   app.add_option("--exclude", options.exclude,
                  "names of files or folders to leave out, such as 'test*'; may be repeated")

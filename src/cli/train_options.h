@@ -14,6 +14,7 @@ struct TrainOptions {
   std::string init_from;           ///< safetensors with the first weights; empty: drawn from the seed
   std::string data;
   std::string data_format = "auto";
+  std::string text_key;              ///< of JSON files: the key whose texts are trained on; empty: `text`
   std::vector<std::string> exclude;  ///< names of files or folders of `data` to leave out
   int64_t seq = 256;
   std::optional<int64_t> ranks;  ///< processes to start; not given: the ones that a launcher started, or 1

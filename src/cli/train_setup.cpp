@@ -197,7 +197,8 @@ TrainSetup prepare_training(const TrainOptions& options, int world_size) {
                           .format = data_format(options.data_format),
                           .seq = options.seq,
                           .vocab_size = vocab_size(setup.model),
-                          .exclude = options.exclude});
+                          .exclude = options.exclude,
+                          .text_key = options.text_key});
   if (setup.data.vocab_size > vocab_size(setup.model)) {
     throw ConfigError(str("--model ", options.model, ": its vocabulary of ", vocab_size(setup.model),
                           " is smaller than the data's, ", setup.data.vocab_size,

@@ -126,6 +126,8 @@ DataSplits open_data(const DataOptions& options) {
   splits.vocab_size = opened.format == DataFormat::kBytes ? kByteVocabSize : options.vocab_size;
   splits.format = opened.format;
   splits.skipped_files = opened.skipped_files;
+  splits.skipped_kinds = {opened.skipped_kinds.begin(), opened.skipped_kinds.end()};
+  splits.json_files = opened.json_files;
   return splits;
 }
 

@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <span>
+#include <string_view>
 
+#include "data/file_kind.h"
 #include "data/find_files.h"
+#include "data/json_texts.h"
 #include "data/npy.h"
 #include "trireme/base/error.h"
 
@@ -29,6 +33,14 @@ class HeapFile final : public MappedFile {
 bool is_npy(const FoundFile& file) { return file.path.extension() == ".npy"; }
 bool is_token_file(const FoundFile& file) { return is_npy(file) || file.path.extension() == ".bin"; }
 
+bool is_called_json_lines(const FoundFile& file) {
+  return file.path.extension() == ".jsonl" || file.path.extension() == ".ndjson";
+}
+bool is_called_json(const FoundFile& file) { return is_called_json_lines(file) || file.path.extension() == ".json"; }
+
+std::span<const std::byte> bytes_of(const MappedFile& file) { return {file.data(), file.bytes()}; }
+std::string_view text_of(const MappedFile& file) { return {reinterpret_cast<const char*>(file.data()), file.bytes()}; }
+
 bool is_binary(const MappedFile& file) {
   return std::memchr(file.data(), 0, std::min(file.bytes(), kTextProbeBytes)) != nullptr;
 }
@@ -50,7 +62,9 @@ DataFormat resolve_format(const FoundFiles& found, const DataOptions& options) {
 class Opener {
  public:
   Opener(const DataOptions& options, FoundFiles found)
-      : options_(options), found_(std::move(found)), format_(resolve_format(found_, options)) {}
+      : options_(options), found_(std::move(found)), format_(resolve_format(found_, options)) {
+    all_json_ = std::all_of(found_.files.begin(), found_.files.end(), is_called_json);
+  }
 
   OpenedFiles run() {
     OpenedFiles opened{{}, format_, 0};
@@ -62,11 +76,16 @@ class Opener {
         ++opened.skipped_files;
       }
     }
+    opened.skipped_kinds = skipped_kinds_;
+    opened.json_files = json_files_;
     if (opened.pieces.empty()) {
       throw DataError(trireme::str("data path `", options_.path, "` holds nothing to train on: ", opened.skipped_files,
-                                   " files, all of them empty or not ", kind(),
-                                   "; check the path and the data format"));
+                                   " files, all of them empty or not ", kind(), "; ",
+                                   first_skipped_.empty() ? "check the path and the data format" : first_skipped_));
     }
+    if (!options_.text_key.empty() && json_files_ == 0)
+      throw DataError(trireme::str("text key `", options_.text_key, "` (--text-key): data path `", options_.path,
+                                   "` holds no JSON; leave the key out, or name the files .jsonl"));
     if (format_ != DataFormat::kBytes) opened.format = opened.pieces[0].format;
     return opened;
   }
@@ -81,8 +100,11 @@ class Opener {
     TokenPiece piece{map(file), file.path.string(), file.relative, nullptr, format_, 0, 0, bytes};
     piece.data = piece.file->data();
     if (piece.file->bytes() == 0) return {};
+    if (options_.format == DataFormat::kAuto && is_of_another_kind(file, piece)) return {};
     if (bytes) {
-      piece.stored = is_text(piece) ? static_cast<int64_t>(piece.file->bytes()) : 0;
+      const bool json = options_.format == DataFormat::kAuto && is_json(file, *piece.file);
+      if (json) take_texts(piece);
+      piece.stored = json || is_text(piece) ? static_cast<int64_t>(piece.file->bytes()) : 0;
       return piece;
     }
     is_npy(file) ? place_npy(piece) : place_raw(piece);
@@ -101,6 +123,38 @@ class Opener {
     } catch (const IoError& error) {
       throw DataError(trireme::str("cannot read data: ", error.what(), "; give a readable file, or exclude it"));
     }
+  }
+
+  // Whether the file is to be skipped for what its first bytes say. What the user has named, be it by an ending, is an
+  // error instead.
+  bool is_of_another_kind(const FoundFile& file, const TokenPiece& piece) {
+    const bool may_be_tokens = is_token_file(file);
+    if (is_npy(file) && text_of(*piece.file).starts_with("\x93NUMPY")) return false;
+    const auto kind = file_kind(bytes_of(*piece.file), may_be_tokens ? Expected::kTokens : Expected::kText);
+    if (!kind) return false;
+    std::string fix = kind->what_to_do;
+    if (const auto at = fix.find("FILE"); at != fix.npos) fix.replace(at, 4, piece.path);
+    const std::string text = trireme::str(piece.path, ": this is a file of the kind ", kind->name, "; ", fix);
+    if (found_.by_name || may_be_tokens || is_called_json_lines(file))
+      throw DataError(trireme::str(text, "; or set the data format (--data-format ", may_be_tokens ? "uint16" : "bytes",
+                                   ") to train on its bytes all the same"));
+    if (first_skipped_.empty()) first_skipped_ = text;
+    skipped_kinds_.insert(kind->name);
+    return true;
+  }
+
+  // Files called .json are texts of programs too, so they are data only where there is nothing else. The bytes of a
+  // single file speak for themselves.
+  bool is_json(const FoundFile& file, const MappedFile& bytes) const {
+    return is_called_json_lines(file) || (all_json_ && is_called_json(file)) ||
+           (found_.by_name && looks_like_json(text_of(bytes)));
+  }
+
+  void take_texts(TokenPiece& piece) {
+    const std::string key = options_.text_key.empty() ? "text" : options_.text_key;
+    piece.file = std::make_shared<HeapFile>(json_texts(text_of(*piece.file), piece.path, key));
+    piece.data = piece.file->data();
+    ++json_files_;
   }
 
   bool is_text(const TokenPiece& piece) const {
@@ -135,7 +189,11 @@ class Opener {
   const DataOptions& options_;
   const FoundFiles found_;
   const DataFormat format_;
+  bool all_json_ = false;  // all files are called so
   size_t maps_ = 0;
+  int64_t json_files_ = 0;
+  std::string first_skipped_;  // path, kind and what to do
+  std::set<std::string> skipped_kinds_;
 };
 
 }  // namespace

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "data/token_stream.h"
@@ -10,9 +12,11 @@
 namespace trireme {
 
 struct OpenedFiles {
-  std::vector<TokenPiece> pieces;  ///< one per file, none empty
-  DataFormat format;               ///< kBytes, or the first file's
-  int64_t skipped_files = 0;       ///< empty, binary, or (for a token format) neither .bin nor .npy
+  std::vector<TokenPiece> pieces;            ///< one per file, none empty
+  DataFormat format;                         ///< kBytes, or the first file's
+  int64_t skipped_files = 0;                 ///< empty, binary, or (for a token format) neither .bin nor .npy
+  std::set<std::string> skipped_kinds = {};  ///< of those whose first bytes say it
+  int64_t json_files = 0;                    ///< whose pieces are the texts of a key
 };
 
 /// Finds, maps and checks the files of `options`. Throws DataError as open_data().

@@ -112,6 +112,102 @@ TEST(DataErrors, AnNpyFileOfAnotherWidthThanAskedForIsNamed) {
   expect_data_error({.path = path, .format = DataFormat::kUint32}, {path, "16-bit", "uint32", "auto"});
 }
 
+TEST(DataErrors, ARecordWithoutTheTextKeyIsNamedByItsLineWithTheKeysThatItHas) {
+  const TemporaryFolder folder;
+  const struct {
+    std::string text;
+    std::vector<std::string> parts;
+  } cases[] = {
+      {R"({"prompt": "a", "completion": "b"})",
+       {"a.jsonl, line 1", "no key `text`", "`prompt`, `completion`", "--text-key"}},
+      {"{\"text\": \"a\"}\n\n{\"txt\": \"b\"}\n", {"a.jsonl, line 3", "`txt`"}},
+      {R"({"text": ["a", "b"], "id": 1})", {"line 1", "`text` is an array, not a text", "`text`, `id`"}},
+      {R"({"text": null})", {"line 1", "`text` is null"}},
+      {"{}", {"line 1", "the record is empty"}},
+      {"\"a\"\n\"b\"\n", {"line 1", "this is a string", "expected a record"}},
+      {"{\"text\": \"a\"}\n{\"text\": \"b}\n", {"line 2", "--data-format bytes"}},
+      {R"({"text": "a\u0000b"})", {"line 1", "\\u0000"}},
+      {R"([{"text": "a"}, {"body": "b"}])", {"a.jsonl[1]", "`body`"}},
+      {"{\n  \"data\": [{\"text\": \"a\"}]\n}\n", {"a.jsonl", "no key `text`", "`data`"}},
+  };
+  for (const auto& c : cases) {
+    const auto path = folder.write("a.jsonl", c.text);
+    expect_data_error({.path = path, .seq = 1, .held_out_fraction = 0}, c.parts);
+  }
+}
+
+TEST(DataErrors, ATextKeyWhereNoFileIsJsonIsRefused) {
+  const TemporaryFolder folder;
+  const auto path = folder.write("a.txt", "prose {\"text\": 1}");
+  expect_data_error({.path = path, .seq = 1, .held_out_fraction = 0, .text_key = "body"}, {"`body`", "no JSON"});
+}
+
+TEST(DataErrors, AFileOfAnotherKindIsNamedByItsFirstBytesWithWhatToDo) {
+  const TemporaryFolder folder;
+  const std::string nul(1, '\0');
+  const std::string header = R"({"a":{}})";
+  const struct {
+    std::string bytes, kind, fix;
+  } cases[] = {
+      {"\x1f\x8b\x08\x08 no NUL in it", "gzip", "gunzip"},
+      {"\x28\xb5\x2f\xfd data", "zstd", "zstd -d"},
+      {"\xfd"
+       "7zXZ" +
+           nul,
+       "xz", "xz -dk"},
+      {"PK\x03\x04" + std::string(26, '\1') + "notes.txt", "zip", "unzip"},
+      {"PK\x03\x04" + std::string(26, '\1') + "model/data.pkl", "PyTorch archive", "JSON lines"},
+      {"PK\x03\x04" + std::string(26, '\1') + "tokens.npy", ".npz", "numpy.save()"},
+      {"PAR1" + nul + "PAR1", "Parquet", "read_parquet"},
+      {"ARROW1" + nul + nul, "Arrow", "--text-key"},
+      {"\x80\x04\x95 frame", "pickle", "JSON lines"},
+      {"\x80\x02\x8a\x0a", "pickle", "JSON lines"},
+      {std::string("\x08\0\0\0\0\0\0\0", 8) + header, "safetensors", "--init-from"},
+      {"%PDF-1.7 text", "PDF", "pdftotext"},
+      {"\xff\xfe"
+       "a" +
+           nul,
+       "UTF-16", "iconv"},
+      {std::string(257, '\1') + "ustar", "tar", "tar -xf"},
+      {"\x93NUMPY", "NumPy", ".npy"},
+      {"version https://git-lfs.github.com/spec/v1\noid", "Git LFS", "git lfs pull"},
+  };
+  for (const auto& c : cases) {
+    const auto path = folder.write("a.data", c.bytes);
+    expect_data_error({.path = path, .seq = 1}, {path, c.kind, c.fix, "--data-format bytes"});
+    const auto data = open_data({.path = path, .format = DataFormat::kBytes, .seq = 1, .held_out_fraction = 0});
+    EXPECT_EQ(data.train.tokens(), static_cast<int64_t>(c.bytes.size()) + 1);
+  }
+}
+
+TEST(DataErrors, AFileOfAnotherKindThatIsCalledLikeTokensOrRecordsIsNamedInAFolderToo) {
+  const TemporaryFolder folder;
+  const auto archive = folder.write("pytorch_model.bin", "PK\x03\x04" + std::string(26, '\1') + "archive/data.pkl");
+  expect_data_error({.path = folder.path(), .seq = 1}, {archive, "PyTorch archive", "--data-format uint16"});
+  const TemporaryFolder other;
+  other.write("readme.md", "prose");
+  const auto packed = other.write("train.jsonl", "\x1f\x8b\x08 packed");
+  expect_data_error({.path = other.path(), .seq = 1}, {packed, "gzip", "gunzip"});
+}
+
+TEST(DataErrors, AFolderOfNothingButOtherKindsSaysWhatTheyAre) {
+  const TemporaryFolder folder;
+  const auto path = folder.write("a.parquet", "PAR1" + std::string(8, '\0'));
+  folder.write("b.parquet", "PAR1" + std::string(8, '\0'));
+  expect_data_error({.path = folder.path()}, {"nothing to train on: 2 files", path, "Parquet", "read_parquet"});
+}
+
+TEST(DataErrors, TextsAndTokensThatOpenAsOtherKindsDoAreTaken) {
+  const TemporaryFolder folder;
+  for (const std::string bytes :
+       {"PAR1 is a golfer's word", "ORCs live here", "BZh9 text", "ID3 is an algorithm", "GIF8"}) {
+    const auto path = folder.write("a.txt", bytes);
+    EXPECT_EQ(open_data({.path = path, .seq = 1, .held_out_fraction = 0}).train.files(), 1) << bytes;
+  }
+  const auto tokens = folder.write("a.bin", raw_tokens<uint16_t>({0xfeff, 0xffff, 0xffff, 0}));
+  EXPECT_EQ(open_data({.path = tokens, .seq = 1, .held_out_fraction = 0}).train.tokens(), 4);
+}
+
 TEST(DataErrors, AnOptionOutOfRangeIsAConfigError) {
   const TemporaryFolder folder;
   const auto path = folder.write("a.txt", "abc");

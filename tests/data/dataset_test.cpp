@@ -172,6 +172,73 @@ TEST(TokenDataset, TheFormatIsThatOfTheFilesWhateverTheVocabulary) {
   EXPECT_EQ(format_of("c.npy"), DataFormat::kUint32);
 }
 
+std::string text_of(const TokenDataset& data) {
+  std::string text;
+  const auto tokens = data.sample(0);
+  for (int64_t i = 0; i < data.seq(); ++i) text += static_cast<char>(tokens.input[i].item<int64_t>());
+  return text + static_cast<char>(tokens.target[data.seq() - 1].item<int64_t>());
+}
+
+TEST(TokenDataset, RecordsOfJsonGiveTheTextsOfTheirKeyEachWithItsEnd) {
+  const std::string lines = "{\"text\": \"ab\", \"id\": 1}\r\n\n{\"id\": 2, \"text\": \"\"}\n{\"text\": \"\u00e9c\"}";
+  const std::string array = R"([{"text": "ab"},
+                                {"text": "\u00e9c", "id": {"text": "x"}}])";
+  const std::string one = R"({
+    "text": "ab\u0001\u00e9c"
+  })";
+  const std::string texts = std::string("ab\0\u00e9c", 6) + std::string(1, '\0');
+  const struct {
+    std::string name, bytes, texts;
+  } cases[] = {{"a.jsonl", lines, texts},   {"a.ndjson", "\xef\xbb\xbf" + lines, texts},
+               {"a.json", lines, texts},    {"a.json", array, texts},
+               {"a.jsonl", array, texts},   {"a.txt", lines, texts},
+               {"no_ending", array, texts}, {"a.json", one, std::string("ab\1\u00e9c", 6) + std::string(1, '\0')}};
+  for (const auto& c : cases) {
+    const TemporaryFolder folder;
+    const auto path = folder.write(c.name, c.bytes);
+    const auto data = open_data({.path = path, .seq = 6, .held_out_fraction = 0});
+    EXPECT_EQ(data.train.tokens(), 7);
+    EXPECT_EQ(text_of(data.train), c.texts) << c.name << ": " << c.bytes;
+    EXPECT_EQ(data.json_files, 1);
+  }
+}
+
+TEST(TokenDataset, AnotherTextKeyIsTaken) {
+  const TemporaryFolder folder;
+  const auto path = folder.write("a.jsonl", R"({"text": "no", "content": "yes"})");
+  const auto data = open_data({.path = path, .seq = 3, .held_out_fraction = 0, .text_key = "content"});
+  EXPECT_EQ(text_of(data.train), std::string("yes\0", 4));
+}
+
+TEST(TokenDataset, BesideProgramsJsonIsText) {
+  const TemporaryFolder folder;
+  folder.write("a.json", R"({"version": 1})");
+  folder.write("b.py", "print()");
+  folder.write("c.jsonl", R"({"text": "yes"})");
+  const auto data = open_data({.path = folder.path(), .seq = 1, .held_out_fraction = 0});
+  EXPECT_EQ(data.train.tokens(), 14 + 1 + 7 + 1 + 3 + 1);
+  EXPECT_EQ(data.json_files, 1);
+}
+
+TEST(TokenDataset, BytesAreTakenAsTheyAreWhereTheyAreAskedFor) {
+  const TemporaryFolder folder;
+  const auto path = folder.write("a.jsonl", R"({"a": 1})");
+  const auto data = open_data({.path = path, .format = DataFormat::kBytes, .seq = 1, .held_out_fraction = 0});
+  EXPECT_EQ(data.train.tokens(), 9);
+}
+
+TEST(TokenDataset, AFolderNamesTheKindsThatItLeavesOut) {
+  const TemporaryFolder folder;
+  folder.write("a.txt", "text");
+  folder.write("b.gz", "\x1f\x8b\x08 packed");
+  folder.write("c.gz", "\x1f\x8b\x08 packed");
+  folder.write("d.pdf", "%PDF-1.7 text");
+  const auto data = open_data({.path = folder.path(), .seq = 1, .held_out_fraction = 0});
+  EXPECT_EQ(data.train.files(), 1);
+  EXPECT_EQ(data.skipped_files, 3);
+  EXPECT_EQ(data.skipped_kinds, (std::vector<std::string>{"PDF", "gzip"}));
+}
+
 TEST(TokenDataset, AGlobChoosesFilesAtAnyDepth) {
   const TemporaryFolder folder;
   folder.write("a.py", "aa");

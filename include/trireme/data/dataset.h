@@ -17,7 +17,7 @@ namespace trireme {
 
 /// How tokens are stored.
 enum class DataFormat {
-  kAuto,    ///< by name: .npy by its header, .bin is uint16, everything else bytes
+  kAuto,    ///< by name: .npy by its header, .bin is uint16, of .jsonl the texts of a key, everything else bytes
   kBytes,   ///< one token per byte, vocabulary 256
   kUint16,  ///< raw little-endian tokens, or .npy of this type
   kUint32,
@@ -42,6 +42,7 @@ struct DataOptions {
   uint64_t seed = 0;                      ///< of the split, not of the order
   int64_t vocab_size = 0;                 ///< of the model; tokens are checked against it; 0: not checked
   std::vector<std::string> exclude = {};  ///< names of files or folders to leave out, with * ? [...], e.g. "test*"
+  std::string text_key = {};              ///< of JSON files: the key whose texts are the documents; empty: `text`
 };
 
 /// Tensors of one or more samples: int64, on the host, owning their memory.
@@ -54,7 +55,8 @@ class TokenStream;
 
 /// Samples of one split. A value: copies share the mapped files.
 ///
-/// Files are mapped, not read; those under 4 KiB, and any beyond 16,384 maps, are copied to the heap.
+/// Files are mapped, not read; those under 4 KiB, any beyond 16,384 maps, and the texts of JSON files are copied to the
+/// heap.
 /// A mapped file must not be truncated while in use (the kernel raises SIGBUS).
 class TokenDataset {
  public:
@@ -88,13 +90,16 @@ struct DataSplits {
   int64_t vocab_size = 0;                  ///< least one for a model: 256 for bytes, else as given (0: unknown)
   DataFormat format = DataFormat::kBytes;  ///< of the files, never kAuto; of .npy files of several types, the first's
   int64_t skipped_files = 0;  ///< empty ones; for bytes binary ones too, for tokens what is neither .bin nor .npy
+  std::vector<std::string> skipped_kinds = {};  ///< of binary ones, such as "gzip", each once
+  int64_t json_files = 0;                       ///< of which the texts of a key were taken
 };
 
 /// Opens, checks and splits a data set.
 ///
 /// Cost      token files are read once when vocab_size is given; bytes are not.
 /// Throws    DataError, naming path, value and fix: missing, unreadable, empty, damaged .npy, not a whole number of
-///           tokens, a token >= vocab_size, a split shorter than one sample. ConfigError: an option out of range.
+///           tokens, a token >= vocab_size, a split shorter than one sample, a record of JSON without the text key (by
+///           its line, with the keys that it has), a binary format (by its name). ConfigError: an option out of range.
 DataSplits open_data(const DataOptions& options);
 
 }  // namespace trireme
