@@ -50,7 +50,7 @@ class ToJson {
     }
   }
 
-  /// Of a key that stands twice the last value counts, as in Python. Json itself would search linearly.
+  /// The last value of a key that stands twice counts, as in Python. Json itself would search linearly.
   Json convert_dict(const Value& dict, int depth) {
     Json object = Json::object();
     auto& members = object.get_ref<Json::object_t&>();

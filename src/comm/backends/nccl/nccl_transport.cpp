@@ -146,7 +146,7 @@ void NcclTransport::collect(const Request& request) {
 }
 
 bool NcclTransport::reduces_natively(const Request& request) const {
-  // NCCL's mean over one rank leaves the last elements of another output as they were (2.28 on an H200, lengths that
+  // NCCL's mean over one rank leaves the last elements of another output as they were (on an H200, lengths that
   // are no multiple of 16 bytes): tests/gpu/comm_test.cpp.
   if (place_.size == 1) return false;
   if (!nccl_type(request.call.dtype) || request.output.scalar_type() != request.call.dtype) return false;
