@@ -71,6 +71,19 @@ class ZeroToFp32(TrainedCase):
                        [part["offset"]:part["offset"] + part["bytes"]] for part in master["slices"])
         self.assertTrue(torch.equal(state["lm_head.weight"].flatten(), torch.frombuffer(bytearray(raw), dtype=torch.float32)))
 
+    def test_the_checkpoint_counts_and_not_rounded_weights_that_a_trainer_puts_beside_it(self):
+        self.convert("want", "--safe_serialization")
+        rounded = self.checkpoints / "model.safetensors"
+        self.addCleanup(rounded.unlink)
+        trireme("consolidate", self.checkpoints, self.folder / "bf16", "--dtype", "bf16", "--weights-only")
+        shutil.copy(self.folder / "bf16" / "model.safetensors", rounded)
+        for out, environment, python in (("with-program", WITH_PROGRAM, [sys.executable]), ("without", ALONE, BARE_PYTHON)):
+            status, said, err = run(*python, self.checkpoints / "zero_to_fp32.py", self.checkpoints, self.folder / out,
+                                    "--safe_serialization", environment=environment)
+            self.assertEqual(status, 0, said + err)
+            self.assertIn("global_step3", err)
+            self.assertEqual(self.contents(out), self.contents("want"))
+
     def test_a_model_gets_the_weights(self):
         head = torch.nn.Module()
         head.lm_head = torch.nn.Linear(32, 256, bias=False)
