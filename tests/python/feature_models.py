@@ -164,7 +164,7 @@ def _initialised(module, seed):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1 + (parameter.dim() == 1))
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float32) * 0.1 + (parameter.dim() == 1))
     return module
 
 

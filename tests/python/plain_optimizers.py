@@ -44,7 +44,7 @@ class Lamb(Optimizer):
 
 def _orthogonal(x):
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = x / x.norm()
+    x = x / (x.norm() + 1e-7)
     tall = x.shape[0] > x.shape[1]
     x = x.t() if tall else x
     for _ in range(5):

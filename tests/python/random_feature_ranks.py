@@ -33,13 +33,14 @@ from trireme.runtime.pipe.topology import PipeDataParallelTopology
 # element has 8 or 11 bits; of weights to the way that they went.
 EXACT = 1e-5
 ROUNDED = {"bf16": 6e-2, "autocast": 6e-2, "low": 8e-2, "fp16": 2e-2}
-WAY = {"bf16": 0.3, "autocast": 0.3, "low": 0.35, "fp16": 0.1}
+WAY = {"bf16": 0.2, "autocast": 0.2, "low": 0.35, "fp16": 0.1}
 # Gradients that are zero by mathematics, as those of the biases of keys, are all rounding: a tensor counts as no
 # smaller than this share of the largest.
 SMALLEST = 1e-2
 # Where a program is off, so many runs of plain PyTorch with other last bits in its gradients say how far these alone
 # lead, and so many times that is allowed: Lion's step is a sign.
-SENSITIVITY, LAST_BITS, DRAWS = 4, 2.0**-22, 4
+SENSITIVITY, DRAWS = 4, 4
+LAST_BITS = {"fp32": 2.0**-22, "fp16": 2.0**-10, "bf16": 2.0**-8, "autocast": 2.0**-8, "low": 2.0**-8}
 SCALE_POWER, PATIENCE_S = 8, 100
 WEIGHT_DTYPES = {"bf16": torch.bfloat16, "low": torch.bfloat16, "fp16": torch.float16}
 
@@ -51,6 +52,9 @@ class Outcome:
     gradients: list = dataclasses.field(default_factory=list)
     weights: dict = dataclasses.field(default_factory=dict)
     begin: dict = dataclasses.field(default_factory=dict)
+    told: set = dataclasses.field(default_factory=set)  # the parameters whose gradients this rank tells
+    read: dict = dataclasses.field(default_factory=dict)
+    moments: dict = dataclasses.field(default_factory=dict)  # of the optimizer, where they tell of gradients
 
 
 def _trained(model):
@@ -74,9 +78,12 @@ class Plain:
         self.generator = torch.Generator().manual_seed(draw)
         self.model = models.build(program.model)
         self.dtype = WEIGHT_DTYPES.get(program.precision, torch.float32)
+        # FSDP's mixed precision keeps what the program made; DeepSpeed's masters are the weights after the cast.
+        keeps = program.names == "FSDP" and program.precision == "bf16"
+        self.kept = {name: p.detach().clone() for name, p in self.model.named_parameters()} if keeps else {}
         self.model.to(self.dtype)
         self.named, self.outcome = _trained(self.model), Outcome()
-        self.masters = {name: p if self.is_stepped_itself else p.detach().float().clone() for name, p in self.named.items()}
+        self.masters = {name: p if self.is_stepped_itself else self.kept.get(name, p.detach().float().clone()) for name, p in self.named.items()}
         self.optimizer = _plain_optimizer(program, self.masters)
         self.schedule = random_programs.make_schedule(program, self.optimizer)
         self.outcome.begin = self.weights()
@@ -87,7 +94,7 @@ class Plain:
 
     def weights(self):
         own = {name: p.detach().float().clone() for name, p in self.model.named_parameters()}
-        return {**own, **{name: p.detach().float().clone() for name, p in self.masters.items()}}
+        return {**own, **{name: p.detach().float().clone() for name, p in {**self.kept, **self.masters}.items()}}
 
     def loss(self, number):
         return models.loss_of(self.program.model, self.model, models.batch(self.program.model, number), self.dtype)
@@ -95,20 +102,22 @@ class Plain:
     def step(self, step):
         program = self.program
         count, scale = program.micro_batches * program.data_ranks, 2**SCALE_POWER if program.precision == "fp16" else 1
-        sums, sizes, losses = {}, {}, []
+        sums, sizes, losses, whole = {}, {}, [], self._shake()
         for number in range(count):
             with torch.autocast("cpu", torch.bfloat16, enabled=program.precision == "autocast"):
                 loss = self.loss(step * count + number)
             (loss.float() * scale / (count if self.draw else 1)).backward()
-            losses += [loss.item()] if number % program.data_ranks == self.data_rank else []
+            # A pipeline tells the mean of all ranks.
+            losses += [loss.item()] if program.axis == "pipeline" or number % program.data_ranks == self.data_rank else []
             for name, p in self.named.items():
                 if p.grad is not None:
                     gradient = p.grad.float() / scale / (1 if self.draw else count)
                     sums[name], sizes[name] = sums.get(name, 0) + gradient, sizes.get(name, 0) + gradient.abs()
                     p.grad = None
         if self.draw:
+            self._set(whole)
             for name, size in sizes.items():
-                sums[name] = sums[name] + LAST_BITS * (torch.randint(0, 2, size.shape, generator=self.generator) * 2 - 1) * size
+                sums[name] = sums[name] + LAST_BITS[program.precision] * self._signs(size) * size
         self.outcome.losses += [sum(losses) / len(losses)] if program.axis == "pipeline" else losses
         self.outcome.gradients.append(sums)
         for name, gradient in sums.items():
@@ -121,6 +130,22 @@ class Plain:
             self.schedule.step()
         self.publish()
 
+    def _signs(self, like):
+        return torch.randint(0, 2, like.shape, generator=self.generator) * 2 - 1
+
+    def _set(self, values):
+        with torch.no_grad():
+            for p, value in zip(self.model.parameters(), values, strict=True):
+                p.copy_(value)
+
+    def _shake(self):
+        """Where operators round to 16 bits, another order of sums changes last bits of activations as other last bits
+        of weights do. Returns the weights as they were."""
+        whole = [p.detach().clone() for p in self.model.parameters()]
+        if self.draw and self.program.precision != "fp32":
+            self._set([(p.float() * (1 + LAST_BITS[self.program.precision] / 2 * self._signs(p))).to(p.dtype) for p in whole])
+        return whole
+
     def publish(self):
         if not self.is_stepped_itself:
             with torch.no_grad():
@@ -129,7 +154,9 @@ class Plain:
 
     def happen(self):
         """The event before the second step."""
-        if self.program.event == "evaluate":
+        if self.program.event == "gathered read":
+            self.outcome.read = {name: p.detach().float().clone() for name, p in self.model.named_parameters()}
+        elif self.program.event == "evaluate":
             with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=self.program.precision == "autocast"):
                 self.outcome.losses.append(self.loss(9000).item())
         elif self.program.event == "lr":
@@ -243,7 +270,7 @@ class WithEngine:
                 group["lr"] *= 0.5
         elif event == "gathered read":
             with trireme.zero.GatheredParameters(list(self.model.parameters())):
-                self.outcome.begin = {name: p.detach().float().clone() for name, p in self.model.named_parameters()}
+                self.outcome.read = {self.plain_name(name): p.detach().float().clone() for name, p in self.model.named_parameters()}
         elif event == "gathered write":
             first = next(iter(_trained(self.model).values()))
             with trireme.zero.GatheredParameters([first], modifier_rank=0), torch.no_grad():
@@ -280,6 +307,7 @@ class WithEngine:
             if step == 1:
                 self.happen()
             self.step(step)
+        self.outcome.told = set(self.trained())
         weights = {name: trireme.utils.safe_get_full_fp32_param(p).detach().float().clone() for name, p in self.trained().items()}
         self.engine.destroy()
         after = {self.plain_name(name): p.detach().float().clone() for name, p in self.model.named_parameters()}
@@ -313,18 +341,19 @@ class WithStages(WithEngine):
             inputs = values["input_ids"]
             yield (inputs.to(self.dtype) if inputs.is_floating_point() else inputs), values["labels"]
 
-    def _moments(self):
-        key = "momentum_buffer" if self.program.optimizer == "SGD" else "exp_avg"
-        return {name: trireme.utils.safe_get_full_optimizer_state(p, key).detach().float().clone() for name, p in self.trained().items()}
+    def trained(self):
+        """Without copies of a tied parameter, whose owner alone tells of it."""
+        return {self.plain_name(name): p for name, p in _trained(self.model).items() if not getattr(p, "ds_pipe_replicated", False)}
 
     def step(self, step):
         self.outcome.losses.append(self.engine.train_batch(self._batches(step)).item())
-        norm, moments = self.engine.get_global_grad_norm(), self._moments()
-        if self.program.optimizer == "SGD":
-            self.outcome.gradients.append({})
-        else:
-            factor = max(1.0, (norm + 1e-6) / self.program.clip) if self.program.clip else 1.0
-            self.outcome.gradients.append({name: moment * factor for name, moment in moments.items()})
+        norm, before, is_sgd = self.engine.get_global_grad_norm(), self.outcome.moments, self.program.optimizer == "SGD"
+        key = "momentum_buffer" if is_sgd else "exp_avg"
+        told = {name: trireme.utils.safe_get_full_optimizer_state(p, key).detach().float().clone() for name, p in self.trained().items()}
+        factor = max(1.0, (norm + 1e-6) / self.program.clip) if self.program.clip else 1.0
+        last = lambda name: self.program.options["momentum"] * before[name] if is_sgd and before else 0
+        self.outcome.gradients.append({name: (moment - last(name)) * factor for name, moment in told.items()})
+        self.outcome.moments = told
 
     def evaluate(self):
         inputs = models.batch(self.program.model, 9000)
@@ -415,28 +444,32 @@ def _flaws(program, found, expected, shaken):
         if not far <= allowed:
             flaws.append((far / max(allowed, 1e-30), f"{what} is another by {far:.3g}, allowed {allowed:.3g}, of {size(other):.3g}"))
 
+    def allowed_of(name, weights):
+        if exact:
+            return EXACT * weights[name].abs().max().item()
+        return max(WAY[program.precision] * _way(name, expected), 2e-3 * weights[name].norm().item())
+
     if len(found.losses) != len(expected.losses):
         flaws.append((float("inf"), f"{len(found.losses)} losses in place of {len(expected.losses)}"))
     number = lambda value: torch.tensor([value], dtype=torch.float64)
     for index, (one, other) in enumerate(zip(found.losses, expected.losses)):
         allowed = (EXACT if exact else ROUNDED[program.precision]) * max(abs(other), 0.1)
         compare(f"loss {index}", number(one), number(other), [number(run.losses[index]) for run in shaken], allowed)
-    is_told = lambda name: program.axis != "pipeline" or name in found.weights
+    is_told = lambda name, where: program.axis != "pipeline" or name in where  # a stage tells of its own
+    for name, one in found.read.items():
+        compare(f"{name} as it is read", one, expected.read[name], [run.read[name] for run in shaken], allowed_of(name, expected.read))
     for step, (ones, others) in enumerate(zip(found.gradients, expected.gradients)):
-        if program.axis == "pipeline" and not ones:
-            continue
         size = (lambda t: t.abs().max().item()) if exact else (lambda t: t.norm().item())
         largest = max((size(gradient) for gradient in others.values()), default=0)
         for name, other in others.items():
-            if is_told(name):
+            if is_told(name, found.told):
                 allowed = (EXACT if exact else ROUNDED[program.precision]) * max(size(other), SMALLEST * largest)
                 compare(f"step {step}: the gradient of {name}", ones.get(name), other, [run.gradients[step][name] for run in shaken], allowed)
-        if more := [name for name in ones if name not in others and ones[name].any()]:
+        if more := [name for name, one in ones.items() if name not in others and one.any()]:
             flaws.append((float("inf"), f"step {step}: gradients of {more} beside"))
     for name, other in expected.weights.items():
-        if is_told(name):
-            allowed = EXACT * other.abs().max().item() if exact else max(WAY[program.precision] * _way(name, expected), 2e-3 * other.norm().item())
-            compare(f"the trained {name}", found.weights.get(name), other, [run.weights[name] for run in shaken], allowed)
+        if is_told(name, found.weights):
+            compare(f"the trained {name}", found.weights.get(name), other, [run.weights[name] for run in shaken], allowed_of(name, expected.weights))
     return sorted(flaws, reverse=True)
 
 

@@ -34,8 +34,8 @@ def _verdict(told, ranks, status, err):
     if len(told) < ranks:
         own = next((f"{kind}: {text}" for kind, text in told.values() if kind != "right"), "")
         return ("hang" if "Timeout (" in err else "crash"), f"exit status {status} with {len(told)} of {ranks} ranks: {own}\n{err[-3000:]}"
-    if kinds == {"refused", "lost"}:
-        kinds.discard("refused")  # not on every rank
+    if "refused" in kinds and len(kinds) > 1:
+        return "alone", "; ".join(f"rank {rank} {verdict}: {text}" for rank, (verdict, text) in told.items())
     for kind in ("hang", "raw", "wrong", "lost", "refused"):
         if kind in kinds:
             return kind, next(text for verdict, text in told.values() if verdict == kind)
