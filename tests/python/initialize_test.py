@@ -28,6 +28,22 @@ _START = """
 class Initialize(Case):
     """Parameter groups, callables, refusals."""
 
+    def test_a_parameter_has_its_place_at_an_address_that_another_one_has_left(self):
+        result = self.on_ranks(1, _START + """
+    from trireme import parameters
+    left = nn.Parameter(torch.ones(3))
+    parameters.number(None, "", left)
+    address = left.untyped_storage()._cdata
+    left.data = torch.zeros(3)  # as at the end of an engine
+    others = [nn.Parameter(torch.ones(3)) for _ in range(100)]
+    taken = next(p for p in others if p.untyped_storage()._cdata == address)
+    result = [parameters.is_numbered(taken)]
+    parameters.number(None, "", taken)
+    del left
+    result.append(parameters.numbered(taken.detach()) is taken)
+""")
+        self.assertEqual(result, [False, True])
+
     def test_groups_keep_their_hyperparameters_whoever_makes_the_optimizer(self):
         result = self.on_ranks(2, _START + """
     def rates(net, **arguments):
