@@ -121,6 +121,8 @@ def _sensible(program):
         changes["model"] = "decoder"
     if program.event == "lr" and program.schedule:
         changes["event"] = "evaluate"
+    if program.axis == "pipeline" and program.event == "gathered write":  # of one stage's parameter by its own ranks
+        changes["event"] = "gathered read"
     if program.axis == "pipeline" and program.recompute == "full":  # which a PipelineModule says by its own option
         changes["recompute"] = "checkpoint"
     if program.axis == "pipeline" and program.precision == "autocast":
