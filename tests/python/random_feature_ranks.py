@@ -478,9 +478,10 @@ def _flaws(program, found, expected, shaken):
 def train(program):
     """"" or what is wrong with it, in words."""
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    if folder[0]:  # before others see it: rank 0 may be refused, and remove it, while they are on their way
+        (pathlib.Path(folder[0]) / "disk").mkdir()
     dist.broadcast_object_list(folder)
     try:
-        (pathlib.Path(folder[0]) / "disk").mkdir(exist_ok=True)
         kind = WithFsdp if program.names == "FSDP" else WithStages if program.axis == "pipeline" else WithEngine
         run = kind(program, folder[0])
         data_rank, found = run.data_rank, run.run()
