@@ -477,7 +477,7 @@ def _flaws(program, found, expected, shaken):
 
 def train(program):
     """"" or what is wrong with it, in words."""
-    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    folder = [tempfile.mkdtemp(dir=pathlib.Path.cwd()) if dist.get_rank() == 0 else None]
     if folder[0]:  # before others see it: rank 0 may be refused, and remove it, while they are on their way
         (pathlib.Path(folder[0]) / "disk").mkdir()
     dist.broadcast_object_list(folder)

@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import sys
+import tempfile
 import unittest
 
 import harness
@@ -49,7 +50,9 @@ def outcomes(seed, numbers, tell=lambda number, program, verdict, text: None):
     for ranks in sorted({program.ranks for program in programs.values()}):
         left = [number for number, program in programs.items() if program.ranks == ranks]
         while left:
-            status, out, err = RankServer.run(ranks, [_RANKS, seed, *left[:25]], environment={"TRIREME_TIMEOUT_S": "30"}, timeout_s=2400)
+            with tempfile.TemporaryDirectory() as folder:  # where programs save, also those that crash
+                words = [_RANKS, seed, *left[:25]]
+                status, out, err = RankServer.run(ranks, words, environment={"TRIREME_TIMEOUT_S": "30"}, folder=folder, timeout_s=2400)
             told = _told(out)
             for number in left[:25]:
                 verdict = _verdict(told[number], ranks, status, err)
