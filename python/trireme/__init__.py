@@ -10,7 +10,7 @@ import importlib
 import pathlib
 from typing import TYPE_CHECKING
 
-from . import errors
+from . import errors, uncaught as _uncaught
 from ._build import TORCH_VERSION as _TORCH_VERSION, VERSION as __version__
 from ._native import core as _core
 from .deepspeed import accelerator, checkpoint, checkpointing, comm, launcher, missing as _missing, ops, runtime, utils, zero
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .deepspeed import pipe
     from .deepspeed.pipe import PipelineModule
 
+_uncaught.install()
 _missing_names = _missing.names_of("trireme", "revert_transformer_layer")
 
 

@@ -12,6 +12,8 @@ from .tensor.model_facts import ModelFacts
 
 # --- messages and waiting ---------------------------------------------------------------------------------------------
 
+def leave_to_launcher(text: str) -> bool:
+    """Lets `trireme launch` show `text` as why this process ends; False where nobody does."""
 def set_log_sink(sink: Callable[[int, str], None] | None) -> None:
     """Calls sink(level, message) for each message; level is 0 debug, 1 info, 2 warning, 3 error. None drops them."""
 

@@ -1,6 +1,7 @@
 // Messages of the library go to a Python callable.
 #include "trireme/base/log.h"
 #include "python/bindings.h"
+#include "trireme/base/launcher_channel.h"
 
 namespace trireme::python {
 
@@ -33,6 +34,8 @@ void bind_log(py::module_& module) {
       },
       py::arg("sink").none(true),
       "Calls sink(level, message) for each message; level is 0 debug, 1 info, 2 warning, 3 error. None drops them.");
+  module.def("leave_to_launcher", &leave_to_launcher, py::arg("text"),
+             "Lets `trireme launch` show `text` as why this process ends; False where nobody does.");
 }
 
 }  // namespace trireme::python

@@ -11,6 +11,22 @@
 namespace trireme {
 namespace {
 
+TEST(LauncherChannel, CarriesTheLastTextBesideTheLastFailure) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);
+  setenv(kLauncherVariable, launcher_address(ends[1]).c_str(), 1);
+  tell_launcher({ErrorCode::kTimeout, 3});
+  EXPECT_TRUE(leave_to_launcher("first"));
+  EXPECT_TRUE(leave_to_launcher("no way"));
+  EXPECT_FALSE(leave_to_launcher(std::string(70'000, 'x')));
+  const RankReport report = told_by_rank(ends[0]);
+  EXPECT_EQ(report.refusal, "no way");
+  EXPECT_EQ(report.failure.value().peer, 3);
+  unsetenv(kLauncherVariable);
+  EXPECT_FALSE(leave_to_launcher("nobody is there"));
+  for (const int end : ends) close(end);
+}
+
 TEST(LauncherChannel, BringsTheLastFailureThatARankTellsOf) {
   const LauncherEnds ends;
   EXPECT_FALSE(ends.told());
@@ -47,7 +63,7 @@ TEST(LauncherChannel, WritesIntoNoFileThatHasTakenTheSocketsNumber) {
   socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, others);
   dup2(others[1], ends.ranks());
   tell_launcher({ErrorCode::kPeerLost, 1});
-  EXPECT_FALSE(told_by_rank(others[0]));
+  EXPECT_FALSE(told_by_rank(others[0]).failure);
   close(others[0]);
   close(others[1]);
 }

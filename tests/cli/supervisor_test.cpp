@@ -32,6 +32,7 @@ RankCommand shell(const std::string& script) { return {{"/bin/sh", "-c", script}
 std::string tells_of(int peer) {
   const PeerFailure failure{ErrorCode::kPeerLost, peer};  // kTimeout is a newline to bash, which would cut the message
   std::ostringstream bytes;
+  bytes << "F";
   for (const char byte : std::string_view(reinterpret_cast<const char*>(&failure), sizeof(failure)))
     bytes << "\\x" << std::hex << static_cast<int>(static_cast<unsigned char>(byte));
   return str("bash -c 'printf \"", bytes.str(), "\" >&${", kLauncherVariable, "%:*}'; ");

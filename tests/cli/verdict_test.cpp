@@ -33,6 +33,26 @@ TEST(Verdict, NamesTheSignalAndReturns128PlusItsNumber) {
   EXPECT_EQ(verdict.report, "launch: rank 0 was killed by SIGSEGV; it wrote nothing\n");
 }
 
+TEST(Verdict, ShowsOnceWhatRanksLeftToTheLauncherAndNothingOfThoseThatWereEndedForIt) {
+  const auto verdict =
+      judge({{.rank = 0, .wait_status = exited(1), .order = 1, .tail = {"noise"}, .refusal = "no\nway\n"},
+             {.rank = 1, .wait_status = exited(1), .order = 0, .tail = {"noise"}, .refusal = "no\nway\n"},
+             {.rank = 2, .wait_status = SIGTERM, .order = 2, .ended_by_launcher = true}},
+            "launch");
+  EXPECT_EQ(verdict.exit_code, 1);
+  EXPECT_EQ(verdict.report, "launch: ranks 0, 1 ended with an error:\n    no\n    way\n");
+}
+
+TEST(Verdict, ShowsEveryTextThatRanksLeftToTheLauncher) {
+  const auto verdict = judge({{.rank = 0, .wait_status = exited(1), .order = 0, .refusal = "b"},
+                              {.rank = 1, .wait_status = exited(1), .order = 1, .refusal = "a"},
+                              {.rank = 2, .wait_status = exited(7), .order = 2}},
+                             "launch");
+  EXPECT_EQ(verdict.report,
+            "launch: after that: rank 2 exited with code 7\n"
+            "launch: rank 1 ended with an error:\n    a\nlaunch: rank 0 ended with an error:\n    b\n");
+}
+
 TEST(Verdict, PrefersTheDeadRankOverTheSurvivorThatReportedIt) {
   const auto verdict =
       judge({{.rank = 0, .wait_status = exited(3), .order = 0, .tail = {"it is gone"}, .peer_failure = lost(1)},

@@ -25,7 +25,7 @@ class LauncherEnds {
   LauncherEnds(const LauncherEnds&) = delete;
   LauncherEnds& operator=(const LauncherEnds&) = delete;
 
-  std::optional<PeerFailure> told() const { return told_by_rank(ends_[0]); }
+  std::optional<PeerFailure> told() const { return told_by_rank(ends_[0]).failure; }
   int ranks() const { return ends_[1]; }
   void close_launchers() { close_once(ends_[0]); }
   void close_ranks() { close_once(ends_[1]); }

@@ -45,7 +45,7 @@ struct Pipe {
 Pipe make_pipe();
 
 /// A child process that leads a process group of its own, reads from /dev/null and writes into two pipes. It inherits
-/// the channel on which a rank tells its launcher of a failure that a peer has caused.
+/// the channel on which a rank tells its launcher why it ends.
 ///
 /// It gets SIGKILL when the thread that started it dies, so nothing outlives a launcher that was killed.
 class RankProcess {
@@ -57,8 +57,8 @@ class RankProcess {
   pid_t pid() const { return pid_; }
   Fd& out() { return out_; }
   Fd& err() { return err_; }
-  /// The last failure that it has told of so far.
-  std::optional<PeerFailure> told_failure() const { return told_by_rank(channel_.get()); }
+  /// Its words to the launcher since the last call.
+  RankReport told() const { return told_by_rank(channel_.get()); }
   /// Readable when the process has ended; not open where the kernel cannot tell (before Linux 5.3).
   const Fd& ended() const { return ended_; }
 

@@ -146,7 +146,9 @@ void Supervisor::reap_ended() {
     drain(rank->out);
     rank->end.tail = rank->err.tail.lines();
     if (rank->end.tail.empty()) rank->end.tail = rank->out.tail.lines();
-    rank->end.peer_failure = rank->process.told_failure();
+    auto told = rank->process.told();
+    rank->end.peer_failure = told.failure;
+    rank->end.refusal = std::move(told.refusal);
     on_end(*rank);
   }
 }

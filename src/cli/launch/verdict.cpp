@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <csignal>
+#include <map>
+#include <sstream>
 
 #include "trireme/base/error.h"
 
@@ -39,6 +41,34 @@ std::string describe(const RankEnd& end) {
   if (signal == SIGKILL) text += " (not by the launcher; the kernel does this when memory runs out, see `dmesg`)";
   if (WCOREDUMP(end.wait_status)) text += " (core dumped)";
   return text;
+}
+
+// "rank 1", "ranks 0, 2".
+std::string named(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (const int rank : ranks) text += str(rank == ranks.front() ? "" : ", ", rank);
+  return text;
+}
+
+std::string indented(const std::string& text) {
+  std::istringstream lines(text);
+  std::string result;
+  for (std::string line; std::getline(lines, line);) result += str("    ", line, "\n");
+  return result;
+}
+
+// Each text once that ranks have left to the launcher, with the ranks whose it is; that of `cause` last.
+std::string report_refusals(const std::vector<RankEnd>& ends, const RankEnd& cause, const std::string& name) {
+  std::map<std::string, std::vector<int>> ranks_of;
+  for (const auto& end : ends)
+    if (!end.refusal.empty()) ranks_of[end.refusal].push_back(end.rank);
+  const auto report_of = [&](const std::string& refusal) {
+    return str(name, ": ", named(ranks_of[refusal]), " ended with an error:\n", indented(refusal));
+  };
+  std::string report;
+  for (const auto& [refusal, ranks] : ranks_of)
+    if (refusal != cause.refusal) report += report_of(refusal);
+  return cause.refusal.empty() ? report : report + report_of(cause.refusal);
 }
 
 std::string describe_other(const RankEnd& end) {
@@ -89,11 +119,14 @@ Verdict judge(const std::vector<RankEnd>& ends, const std::string& name, int for
     return {128 + forwarded, report_unfinished(ends, name, forwarded)};
   std::string others;
   for (const auto& end : ends) {
-    if (&end != cause && (end.wait_status != 0 || end.was_stopped))
+    const bool is_told = !end.refusal.empty() || (!cause->refusal.empty() && end.ended_by_launcher && !end.was_stopped);
+    if (&end != cause && !is_told && (end.wait_status != 0 || end.was_stopped))
       others += str(others.empty() ? "" : ", ", describe_other(end));
   }
   Verdict verdict{exit_code_of(cause->wait_status), ""};
   if (!others.empty()) verdict.report += str(name, ": after that: ", others, "\n");
+  verdict.report += report_refusals(ends, *cause, name);
+  if (!cause->refusal.empty()) return verdict;
   verdict.report += str(name, ": rank ", cause->rank, " ", describe(*cause));
   verdict.report += cause->tail.empty() ? "; it wrote nothing\n" : "; its last lines:\n";
   for (const auto& line : cause->tail) verdict.report += str("    ", line, "\n");

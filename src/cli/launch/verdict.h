@@ -18,6 +18,7 @@ struct RankEnd {
   bool was_stopped = false;                      ///< by SIGSTOP or a debugger, when the launcher began to end the job
   std::vector<std::string> tail = {};            ///< its last lines: of stderr, or of stdout where that is empty
   std::optional<PeerFailure> peer_failure = {};  ///< the last one that it told the launcher of
+  std::string refusal = {};                      ///< the words that it left to the launcher; else empty
 };
 
 struct Verdict {
@@ -35,7 +36,8 @@ int exit_code_of(int wait_status);
 /// different operations name each other, so the first of them stands. `name` opens
 /// the lines of the report, e.g. "trireme launch". `ends` holds one entry per rank, in rank order. A rank that ended
 /// because of `forwarded`, a signal that the user sent to all (0: none), is no failure to report; one that had to be
-/// ended is named, and the code is 128 + forwarded even where all others ended with 0.
+/// ended is named, and the code is 128 + forwarded even where all others ended with 0. Words that ranks left to the
+/// launcher are shown once, with the ranks that said them; of those that were ended for them nothing is said.
 Verdict judge(const std::vector<RankEnd>& ends, const std::string& name, int forwarded = 0);
 
 }  // namespace trireme::cli
