@@ -84,8 +84,19 @@ Found look_at(const PartitionModel& model) {
   return found;
 }
 
+std::string listed(const std::set<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
 [[noreturn]] void refuse_guess(const std::string& what) {
-  throw ConfigError(str("tensor_parallel: heuristics ", what, "; give preset_model or partition_config"));
+  throw ConfigError(str("tensor_parallel: heuristics ", what,
+                        "; give preset_model or partition_config, or call layers by "
+                        "names that they know: in numbered blocks, as layers.0.attn.q_proj; in an attention (a module "
+                        "whose name ends with attn or attention) ",
+                        head_names(), "; what takes their outputs ", listed(kRows), ", and in an attention ",
+                        listed(kAttentionRows)));
 }
 
 /// Whether two matrices stand in it, each with as many outputs as a row takes. A column that no row fits is refused.

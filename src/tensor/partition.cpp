@@ -15,10 +15,6 @@ namespace trireme {
 namespace tensor {
 namespace {
 
-bool is_one_of(const std::string& text, std::initializer_list<const char*> texts) {
-  return std::any_of(texts.begin(), texts.end(), [&](const char* one) { return text == one; });
-}
-
 /// "q_proj" of "layers.0.self_attn.q_proj.weight".
 std::string layer_of(std::string name) {
   if (name.ends_with(".weight") || name.ends_with(".bias")) name.resize(name.rfind('.'));
@@ -328,8 +324,15 @@ class Partitioner {
             str("tensor_parallel: ", rules_.rules[i].text, " matches no parameter; there are ", matrices_of(model_)));
     }
     if (!is_any)
-      throw ConfigError(
-          str("tensor_parallel: no rule of ", rules_.source, " matches a parameter; there are ", matrices_of(model_)));
+      throw ConfigError(str("tensor_parallel: no rule of ", rules_.source, " matches a parameter; there are ",
+                            matrices_of(model_), ", and it knows ", rule_texts()));
+  }
+
+  std::string rule_texts() const {
+    constexpr size_t kShown = 12;
+    std::string text;
+    for (size_t i = 0; i < std::min(rules_.rules.size(), kShown); ++i) text += str(i ? ", " : "", rules_.rules[i].text);
+    return text + (rules_.rules.size() > kShown ? str(" and ", rules_.rules.size() - kShown, " more") : "");
   }
 
   const PartitionModel& model_;
@@ -397,12 +400,40 @@ std::string generic(const std::string& name) {
   return text;
 }
 
+// Layers in an attention whose name tells which heads are in their outputs.
+struct HeadName {
+  const char* leaf;
+  Units units;
+};
+constexpr HeadName kHeadNames[] = {
+    {"q_proj", Units::kHeads},
+    {"k_proj", Units::kKeyValueHeads},
+    {"v_proj", Units::kKeyValueHeads},
+    {"query", Units::kHeads},
+    {"key", Units::kKeyValueHeads},
+    {"value", Units::kKeyValueHeads},
+    {"q", Units::kHeads},
+    {"k", Units::kKeyValueHeads},
+    {"v", Units::kKeyValueHeads},
+    {"q_b_proj", Units::kHeads},
+    {"kv_b_proj", Units::kHeads},
+    {"qkv_proj", Units::kStackedQkv},
+    {"c_attn", Units::kStackedQkv},
+    {"Wqkv", Units::kStackedQkv},
+    {"W_pack", Units::kStackedQkv},
+    {"query_key_value", Units::kGroupedQkv},
+};
+
 std::optional<Units> head_units(const std::string& leaf) {
-  if (is_one_of(leaf, {"k_proj", "v_proj", "key", "value", "k", "v"})) return Units::kKeyValueHeads;
-  if (is_one_of(leaf, {"q_proj", "query", "q", "q_b_proj", "kv_b_proj"})) return Units::kHeads;
-  if (leaf == "query_key_value") return Units::kGroupedQkv;
-  if (is_one_of(leaf, {"qkv_proj", "c_attn", "Wqkv", "W_pack"})) return Units::kStackedQkv;
+  for (const HeadName& one : kHeadNames)
+    if (leaf == one.leaf) return one.units;
   return std::nullopt;
+}
+
+std::string head_names() {
+  std::string names;
+  for (const HeadName& one : kHeadNames) names += str(names.empty() ? "" : ", ", one.leaf);
+  return names;
 }
 
 bool is_in_attention(const std::string& name) {

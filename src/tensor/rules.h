@@ -57,6 +57,8 @@ std::string generic(const std::string& name);
 
 /// The units for which a layer of this name in an attention has a stretch; nothing where its name does not tell.
 std::optional<Units> head_units(const std::string& leaf);
+/// The names that head_units() knows, between commas.
+std::string head_names();
 /// Whether a module around it is an attention, by its name.
 bool is_in_attention(const std::string& name);
 

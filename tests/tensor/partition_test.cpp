@@ -328,6 +328,14 @@ TEST(Presets, OfAnotherFamilyAreRefusedWithTheModelsNames) {
   const std::string error = error_of(model_of(family("llama")), {.autotp_size = 2, .preset_model = "bloom"});
   EXPECT_TEXT(error, "no rule of preset bloom");
   EXPECT_TEXT(error, "model.layers.*.self_attn.q_proj.weight");
+  EXPECT_TEXT(error, "query_key_value");
+}
+
+TEST(Heuristics, SayWhichNamesTheyKnowWhereTheyKnowNone) {
+  const std::string error = error_of({.parameters = {{.name = "first.weight", .shape = {8, 8}}}}, {.autotp_size = 2});
+  EXPECT_TEXT(error, "find no numbered blocks of layers");
+  for (const char* name : {"q_proj", "query_key_value", "qkv_proj", "o_proj", "down_proj", "fc2", "dense"})
+    EXPECT_TEXT(error, name);
 }
 
 TEST(PartitionModelFacts, HeadCountsAreReadUnderEachFamilysNames) {
