@@ -22,6 +22,7 @@ endif()
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs/" DESTINATION share/doc/trireme FILES_MATCHING PATTERN "*.md")
 file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/share/doc")
 file(CREATE_LINK "${PROJECT_SOURCE_DIR}/docs" "${PROJECT_BINARY_DIR}/share/doc/trireme" SYMBOLIC)
+string(REGEX MATCH "^[0-9]+" TRIREME_COMPILER_MAJOR "${CMAKE_CXX_COMPILER_VERSION}")
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/TriremeConfig.cmake.in" "${PROJECT_BINARY_DIR}/TriremeConfig.cmake"
                               INSTALL_DESTINATION "${_package}" NO_SET_AND_CHECK_MACRO NO_CHECK_REQUIRED_COMPONENTS_MACRO)
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/TriremeConfigVersion.cmake" COMPATIBILITY SameMinorVersion)

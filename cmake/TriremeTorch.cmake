@@ -6,6 +6,17 @@
 # Input     TRIREME_TORCH_DIR (the package's folder), or TRIREME_PYTHON (a Python that has torch), or Torch_DIR.
 # Defines   target torch::core; TRIREME_TORCH_DIR, TRIREME_TORCH_VERSION.
 
+# Ends with a message; where torch is optional (TRIREME_TORCH_IS_OPTIONAL), the message becomes TRIREME_TORCH_MISSING.
+unset(TRIREME_TORCH_MISSING)
+macro(_trireme_no_torch text)
+  if(NOT TRIREME_TORCH_IS_OPTIONAL)
+    message(FATAL_ERROR "${text}")
+  endif()
+  set(TRIREME_TORCH_MISSING "${text}")
+  unset(TRIREME_TORCH_DIR CACHE)
+  return()
+endmacro()
+
 # What was found through a Python holds only as long as that Python is the one that is asked for, and while it is there: pip
 # builds beside a torch in a temporary folder.
 if(DEFINED TRIREME_TORCH_FOUND_BY AND TRIREME_PYTHON AND (NOT TRIREME_TORCH_FOUND_BY STREQUAL TRIREME_PYTHON
@@ -17,14 +28,17 @@ if(NOT TRIREME_TORCH_DIR AND NOT TRIREME_PYTHON AND Torch_DIR)
 endif()
 if(NOT TRIREME_TORCH_DIR)
   if(NOT TRIREME_PYTHON)
-    find_program(TRIREME_PYTHON NAMES python3 REQUIRED)
+    find_program(TRIREME_PYTHON NAMES python3)
+    if(NOT TRIREME_PYTHON)
+      _trireme_no_torch("there is no python3 whose torch could be taken. Point TRIREME_PYTHON at a Python that has torch.")
+    endif()
   endif()
   execute_process(
     COMMAND "${TRIREME_PYTHON}" -c "import importlib.util as u, os; print(os.path.dirname(u.find_spec('torch').origin), end='')"
     OUTPUT_VARIABLE TRIREME_TORCH_DIR ERROR_VARIABLE _error RESULT_VARIABLE _failed)
   if(_failed)
-    message(FATAL_ERROR "${TRIREME_PYTHON} has no torch. Install it (pip install torch==2.11.0), or point "
-                        "-DTRIREME_PYTHON=/path/to/python at a Python that has it.\n${_error}")
+    _trireme_no_torch("${TRIREME_PYTHON} has no torch. Install it (pip install torch==2.11.0), or point \
+-DTRIREME_PYTHON=/path/to/python at a Python that has it.\n${_error}")
   endif()
   set(TRIREME_TORCH_FOUND_BY "${TRIREME_PYTHON}" CACHE INTERNAL "the Python whose torch TRIREME_TORCH_DIR is")
 endif()
@@ -35,8 +49,8 @@ if(EXISTS "${TRIREME_TORCH_DIR}/version.py")
 elseif(EXISTS "${TRIREME_TORCH_DIR}/build-version")  # the zip archive of libtorch
   file(READ "${TRIREME_TORCH_DIR}/build-version" _version)
 else()
-  message(FATAL_ERROR "TRIREME_TORCH_DIR=${TRIREME_TORCH_DIR} holds no torch package: neither version.py nor build-version "
-                      "is there. Point it at the folder `torch` in site-packages.")
+  _trireme_no_torch("TRIREME_TORCH_DIR=${TRIREME_TORCH_DIR} holds no torch package: neither version.py nor build-version \
+is there. Point it at the folder `torch` in site-packages.")
 endif()
 string(REGEX MATCH "([0-9]+\\.[0-9]+\\.[0-9]+)" _ "${_version}")
 set(TRIREME_TORCH_VERSION "${CMAKE_MATCH_1}")
