@@ -19,6 +19,19 @@ def _make_logger():
     return made
 
 
+_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+
+
+def _is_rank_0():
+    return next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0") == "0"
+
+
+def _log(level, message):
+    """Rank 0 informs for all, unless details are asked for; every rank warns."""
+    if _LEVELS[level] != logging.INFO or _is_rank_0() or logger.isEnabledFor(logging.DEBUG):
+        logger.log(_LEVELS[level], message)
+
+
 logger = _make_logger()
-core.set_log_sink(lambda level, message: logger.log(_LEVELS[level], message))
+core.set_log_sink(_log)
 atexit.register(core.set_log_sink, None)

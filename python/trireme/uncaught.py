@@ -45,9 +45,16 @@ def _is_of_the_user(error):
     return isinstance(error, Error) and not isinstance(error, (CommError, InternalError))
 
 
+def _is_out_of_memory(error):
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+
+
 def _show(kind, error, trace):
     if not _is_of_the_user(error):
         sys.__excepthook__(kind, error, trace)
+        if _is_out_of_memory(error):
+            sys.stderr.write("trireme: out of memory: lower train_micro_batch_size_per_gpu, raise zero_optimization.stage, compute activations again "
+                             "(trireme.recompute), or start fewer ranks on this machine\n")
         return
     text = text_of(error.with_traceback(trace))
     if not core.leave_to_launcher(text):

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "cli/explain.h"
+#include "cli/launch/foreign_flags.h"
 #include "cli/shell/exit_code.h"
 #include "cli/shell/print.h"
 #include "trireme/base/error.h"
@@ -24,10 +25,10 @@ constexpr const char* kDescription = "Trireme trains models that do not fit on o
 constexpr const char* kFooter =
     "Examples:\n"
     "  trireme train --model llama-3m --data my_corpus/ --ranks 2 --steps 500\n"
-    "  trireme generate --checkpoint runs/llama-3m --prompt \"def main(\"\n"
+    "  trireme generate runs/llama-3m --prompt \"def main(\"\n"
     "  trireme launch --num_gpus 4 ./my_program --epochs 3\n"
     "  trireme estimate --params 7.5e9 --world 64\n\n"
-    "Each command has its own --help.";
+    "Each command has its own --help; trireme help COMMAND shows it, too.";
 
 constexpr const char* kExitCodes =
     "Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 another rank failed, 130 interrupted (128 + "
@@ -64,7 +65,7 @@ int run_action(const std::string& name, const Action& action, const Invocation& 
     const std::string kind = exit_code == kPeerFailed ? str(trireme::name_of(error.code()), ": ") : "";
     return report(name, kind + error.what(), exit_code);
   } catch (const std::exception& error) {
-    return report(name, explain(error), kFailed);
+    return report(name, explain(error, name), kFailed);
   }
 }
 
@@ -116,7 +117,8 @@ std::string joined(const std::vector<std::string>& words) {
   return text;
 }
 
-std::optional<std::string> unexpected_argument(const CLI::App& app) {
+// `takes_program`: the command is a launcher, so that flags of others are known.
+std::optional<std::string> unexpected_argument(const CLI::App& app, bool takes_program) {
   const auto extras = app.remaining(true);
   if (extras.empty()) return std::nullopt;
   const auto& word = extras.front();
@@ -127,6 +129,8 @@ std::optional<std::string> unexpected_argument(const CLI::App& app) {
     const auto hint = did_you_mean(word, commands);
     return str("there is no command '", word, "'", hint.empty() ? "; there is: " + joined(commands) : "." + hint);
   }
+  if (const auto advice = takes_program ? advice_for_flag(name) : std::nullopt)
+    return str("there is no flag ", name, "; ", *advice);
   const auto meant = closest_name(name.substr(std::min(name.find_first_not_of('-'), name.size())), flag_names(app));
   return str("there is no flag ", name, meant.empty() ? "" : str(". Did you mean `--", meant, "`?"));
 }
@@ -155,7 +159,7 @@ class HelpFormatter : public CLI::Formatter {
     const auto positional = app->get_options([](const CLI::Option* option) { return option->get_positional(); });
     const std::string commands = app->get_subcommands({}).empty() ? "" : " COMMAND";
     std::string words = words_;
-    for (const auto* option : positional) words += " " + option->get_name();
+    for (const auto* option : positional) words += " " + option->get_name(/*positional=*/true);
     return "Usage: " + name_of(*app) + commands + " [FLAGS]" + words + "\n";
   }
   std::string make_footer(const CLI::App* app) const override {
@@ -190,13 +194,14 @@ int run_command(const Command& command, const std::vector<std::string>& argument
   } catch (const CLI::CallForHelp&) {
     return print_text(innermost(app).help());
   } catch (const CLI::ParseError& error) {
-    const auto unexpected = unexpected_argument(innermost(app));  // a misspelt flag is why a required one is missing
+    const auto unexpected =
+        unexpected_argument(innermost(app), command.takes_program);  // a misspelt flag is why a required one is missing
     const auto name = name_of(innermost(app));
     return report(name, str(unexpected.value_or(complaint(innermost(app), error)), " (see ", name, " --help)"),
                   kWrongUse);
   }
   const auto name = name_of(innermost(app));
-  if (const auto unexpected = unexpected_argument(innermost(app))) {
+  if (const auto unexpected = unexpected_argument(innermost(app), command.takes_program)) {
     return report(name, str(*unexpected, " (see ", name, " --help)"), kWrongUse);
   }
   return run_action(name, action, invocation);
@@ -228,6 +233,11 @@ const std::vector<Command>& commands() {
 }
 
 int run(const std::vector<std::string>& arguments) {
+  if (arguments.size() > 1 && arguments[0] == "help") {
+    std::vector<std::string> asked(arguments.begin() + 1, arguments.end());
+    asked.emplace_back("--help");
+    return run(asked);
+  }
   if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h" || arguments[0] == "help") {
     const int printed = print_text(help_text());
     return arguments.empty() ? kWrongUse : printed;

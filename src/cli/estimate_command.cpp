@@ -48,7 +48,8 @@ void declare(CLI::App& app, EstimateFlags& flags) {
   // Beyond that, the bytes of a stage are more than an int64_t holds.
   auto* parameters =
       add_real(app, "--params", flags.parameters, "number of parameters, such as 7.5e9", {.least = 1, .most = 1e17});
-  auto* model = app.add_option("--model", flags.model, "built-in model, or a config.json in Hugging Face's form")
+  auto* model = app.add_option("--model", flags.model,
+                               "built-in model, or a config.json in Hugging Face's form, or a folder with one")
                     ->type_name("NAME|FILE");
   parameters->excludes(model)->group("Model");
   model->group("Model");

@@ -29,8 +29,8 @@ namespace {
 
 constexpr const char* kGenerateFooter =
     "Examples:\n"
-    "  trireme generate --checkpoint runs/llama-3m --prompt \"def main(\"\n"
-    "  trireme generate --checkpoint runs/llama-3m/checkpoints/global_step100 --temperature 0 --tokens 50\n\n"
+    "  trireme generate runs/llama-3m --prompt \"def main(\"\n"
+    "  trireme generate runs/llama-3m/checkpoints/global_step100 --temperature 0 --tokens 50\n\n"
     "For a model of tokens other than bytes, --prompt takes their numbers, and numbers come out.";
 
 struct GenerateFlags {
@@ -40,7 +40,7 @@ struct GenerateFlags {
 };
 
 void declare(CLI::App& app, GenerateFlags& flags) {
-  app.add_option("--checkpoint", flags.checkpoint, "folder of a run, of its checkpoints, or one checkpoint")
+  app.add_option("FOLDER,--checkpoint", flags.checkpoint, "folder of a run, of its checkpoints, or one checkpoint")
       ->type_name("DIR")
       ->required()
       ->group("Model");

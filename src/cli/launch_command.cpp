@@ -8,11 +8,13 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "cli/command.h"
 #include "cli/flags.h"
 #include "cli/launch/deepspeed_command.h"
 #include "cli/launch/launch_machine.h"
+#include "cli/launch/pid_file.h"
 #include "cli/launch/supervisor.h"
 #include "cli/shell/exit_code.h"
 #include "cli/shell/print.h"
@@ -44,6 +46,8 @@ struct LaunchFlags {
   bool no_python = false;
   bool module = false;
   bool no_local_rank = false;
+  bool save_pid = false;
+  std::string log_dir;
 };
 
 void declare(CLI::App& app, LaunchFlags& flags) {
@@ -58,13 +62,15 @@ void declare(CLI::App& app, LaunchFlags& flags) {
       ->type_name("SLOTS")
       ->group("Ranks");
   app.add_option("-e,--exclude", request.exclude, "run on all slots but these")->type_name("SLOTS")->group("Ranks");
-  app.add_option("--master_addr", request.master_addr, "address for rendezvous (default: 127.0.0.1)")
+  app.add_option("--master_addr,--master-addr", request.master_addr, "address for rendezvous (default: 127.0.0.1)")
       ->type_name("ADDRESS")
       ->group("Rendezvous");
-  add_whole(app, "--master_port", request.master_port, "port for rendezvous (default: a free one)", {.most = 65535})
+  add_whole(app, "--master_port,--master-port", request.master_port, "port for rendezvous (default: a free one)",
+            {.most = 65535})
       ->group("Rendezvous");
   auto* no_python =
-      app.add_flag("--no_python", flags.no_python, "run PROGRAM as it is, even when it ends in .py")->group("Program");
+      app.add_flag("--no_python,--no-python", flags.no_python, "run PROGRAM as it is, even when it ends in .py")
+          ->group("Program");
   app.add_flag("-m,--module", flags.module,
                "PROGRAM is a Python module: python3 -u -m PROGRAM (TRIREME_PYTHON names another Python)")
       ->excludes(no_python)
@@ -89,6 +95,12 @@ void declare(CLI::App& app, LaunchFlags& flags) {
       ->check(one_of({"all", "others", "none"}))
       ->type_name("WHICH")
       ->group("Output");
+  app.add_option("--log-dir,--log_dir", flags.log_dir, "folder for rank-N.log: all that rank N writes")
+      ->type_name("DIR")
+      ->group("Output");
+  app.add_flag("--save_pid,--save-pid", flags.save_pid,
+               "keep the launcher's process number in /tmp/NUMBER.ds meanwhile")
+      ->group("Output");
   add_real(app, "--grace", flags.grace_s, "seconds from SIGTERM to SIGKILL", {.most = 1e6})
       ->capture_default_str()
       ->group("Output");
@@ -101,9 +113,11 @@ int run_launch(const LaunchFlags& flags, LaunchRequest request) {
   }
   check_script(request);
   if (request.master_port) check_port_is_free(*request.master_port);
-  SupervisorOptions options{.name = flags.name, .prefix = flags.prefix};
+  SupervisorOptions options{.name = flags.name, .prefix = flags.prefix, .log_dir = flags.log_dir};
   options.grace = std::chrono::milliseconds(static_cast<int64_t>(flags.grace_s * 1000));
   Supervisor supervisor(plan_launch(request, this_machine()), options);
+  std::optional<PidFile> pid_file;
+  if (flags.save_pid) pid_file.emplace();
   return supervisor.run().exit_code;
 }
 

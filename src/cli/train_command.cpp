@@ -1,6 +1,7 @@
 // `trireme train`: checks everything, starts the ranks if it has to, and trains.
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <strings.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -105,9 +106,10 @@ void declare(CLI::App& app, TrainOptions& options) {
   add_whole(app, "--seq", options.seq, "tokens per sample")->capture_default_str()->group("Data");
 
   app.add_option("--model", options.model,
-                 "llama-3m, llama-10m, llama-130m, llama-1b, llama-8b, gpt2,\nor a config.json in Hugging Face's form")
+                 "llama-3m, llama-10m, llama-130m, llama-1b, llama-8b, gpt2,\nor a config.json in Hugging Face's form, "
+                 "or a folder with one")
       ->capture_default_str()
-      ->type_name("NAME|FILE")
+      ->type_name("NAME|PATH")
       ->group("Model");
   app.add_option("--init-from", options.init_from, "safetensors file with the first weights")
       ->type_name("FILE")
@@ -192,10 +194,13 @@ int start_ranks(const TrainOptions& options, const Invocation& invocation) {
 
 // Every rank says for whom it waits; of the rest, rank 0 speaks for all, unless it is the one that is stopped.
 LogSink log_of_rank(int rank) {
-  return [rank](LogLevel level, const std::string& message) {
+  const char* lowest = std::getenv("TRIREME_LOG_LEVEL");
+  const bool shows_details = lowest != nullptr && strcasecmp(lowest, "debug") == 0;
+  return [rank, shows_details](LogLevel level, const std::string& message) {
     const bool is_error = level == LogLevel::kError;
     const bool is_about_rank_0 = level == LogLevel::kWarning && message.starts_with("comm: rank 0 ");
-    if (level == LogLevel::kDebug || (!is_error && rank != 0 && !is_about_rank_0)) return;
+    const bool is_hidden = level == LogLevel::kDebug && !shows_details;
+    if (is_hidden || (!is_error && rank != 0 && !is_about_rank_0)) return;
     const char* kind = is_error ? "" : level == LogLevel::kWarning ? "warning: " : "note: ";
     std::fprintf(stderr, "trireme train: %s%s\n", kind, message.c_str());
   };
@@ -243,7 +248,7 @@ int train_as_rank(const TrainOptions& options, const CLI::App& app) {
   } catch (const CommError&) {
     throw;
   } catch (const std::exception& error) {
-    world.group->abort(explain(error));  // the others need not wait until they notice
+    world.group->abort(explain(error, "trireme train"));  // the others need not wait until they notice
     throw;
   }
 }

@@ -123,6 +123,9 @@ void check_checkpoints(const TrainSetup& setup) {
 
 std::string name_of_model(const std::string& name_or_path) {
   const std::filesystem::path path(name_or_path);
+  std::error_code unreadable;
+  if (std::filesystem::is_directory(path, unreadable))
+    return std::filesystem::canonical(path, unreadable).filename().string();
   const bool is_config_json = path.filename() == "config.json" && path.has_parent_path();
   return is_config_json ? path.parent_path().filename().string() : path.stem().string();
 }

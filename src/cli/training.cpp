@@ -168,7 +168,7 @@ int run_training(const TrainSetup& setup, World& world) {
     record.fail(told.what());
     throw told;
   } catch (const std::exception& error) {
-    record.fail(explain(error));
+    record.fail(explain(error, "trireme train"));
     throw;
   }
   print_conclusion(setup, result);

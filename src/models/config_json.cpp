@@ -310,8 +310,12 @@ ModelOptions model_options(const std::string& name_or_path) {
   }
   std::error_code ignored;
   const bool is_file = std::filesystem::exists(name_or_path, ignored);
-  if (std::filesystem::is_directory(name_or_path, ignored))
-    throw ConfigError(trireme::str("model `", name_or_path, "` is a folder; give the path of the config.json in it"));
+  if (std::filesystem::is_directory(name_or_path, ignored)) {
+    const auto inside = std::filesystem::path(name_or_path) / "config.json";
+    if (std::filesystem::exists(inside, ignored)) return model_options(inside.string());
+    throw ConfigError(trireme::str(
+        "model `", name_or_path, "` is a folder without a config.json; give the path of one, or of a folder with one"));
+  }
   if (is_file && is_binary(name_or_path))
     throw ConfigError(trireme::str("model `", name_or_path,
                                    "` is a binary file, such as one of weights; give a built-in model or the path of a "

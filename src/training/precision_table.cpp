@@ -158,7 +158,7 @@ DtypeBytes bytes_by_dtype(const std::vector<NamedParameter>& parameters) {
 
 void log_precision(const DtypeBytes& loaded, const Config& config, const Pager& pager, const Buffers& buffers,
                    TrainStep& step) {
-  log(LogLevel::kInfo, precision_table(loaded, config, pager, buffers, step));
+  log(LogLevel::kDebug, precision_table(loaded, config, pager, buffers, step));
   if (const std::string warning = upcast_warning(loaded, step); !warning.empty()) log(LogLevel::kWarning, warning);
 }
 

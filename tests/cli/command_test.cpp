@@ -85,6 +85,52 @@ TEST(Command, SuggestsTheFlagThatWasMeant) {
   expect_wrong_use({"train", "---"}, "trireme train: there is no flag --- (see trireme train --help)");
 }
 
+TEST(Command, SaysWhatToWriteForFlagsOfOtherLaunchers) {
+  const std::pair<const char*, const char*> cases[] = {{"--nproc_per_node=2", "--num_gpus N"},
+                                                       {"--nproc-per-node", "--num_gpus N"},
+                                                       {"-np", "--num_gpus N"},
+                                                       {"--num_processes", "--num_gpus N"},
+                                                       {"--nnodes=1", "torchrun --nnodes N"},
+                                                       {"--node_rank", "torchrun --nnodes N"},
+                                                       {"--standalone", "leave it out: ranks meet at a free port"},
+                                                       {"--rdzv_backend=c10d", "--master_addr"},
+                                                       {"--rdzv-endpoint", "--master_addr"},
+                                                       {"--max_restarts", "start it again"},
+                                                       {"--enable_each_rank_log", "--log-dir DIR"},
+                                                       {"--tee", "--log-dir DIR"},
+                                                       {"--main_process_port", "--master_port PORT"},
+                                                       {"--use_deepspeed", "--as-deepspeed"},
+                                                       {"--bind_cores_to_rank", "OMP_NUM_THREADS"},
+                                                       {"--elastic_training", "not there yet"}};
+  for (const auto& [flag, advice] : cases) {
+    const auto said = say({"launch", flag, "2", "train.py"});
+    EXPECT_EQ(said.exit_code, 2) << flag;
+    EXPECT_TRUE(said.err.starts_with("trireme launch: there is no flag -")) << said.err;
+    EXPECT_NE(said.err.find(advice), std::string::npos) << said.err;
+    EXPECT_EQ(std::count(said.err.begin(), said.err.end(), '\n'), 1) << said.err;
+  }
+  EXPECT_EQ(say({"train", "--nnodes", "2"}).err.find("torchrun"), std::string::npos);  // no launcher
+}
+
+TEST(Command, HelpsWithTheCommandThatIsNamed) {
+  for (const auto& command : commands()) {
+    const auto said = say({"help", command.name});
+    EXPECT_EQ(said.exit_code, 0) << command.name;
+    EXPECT_NE(said.out.find(std::string("Usage: trireme ") + command.name), std::string::npos) << said.out;
+  }
+  EXPECT_EQ(say({"help", "config", "check"}).out, say({"config", "check", "--help"}).out);
+  EXPECT_EQ(say({"help"}).out, say({"--help"}).out);
+  EXPECT_EQ(say({"help", "trian"}).exit_code, 2);
+}
+
+TEST(Command, GeneratesFromAFolderWithoutAFlag) {
+  const TemporaryFolder folder;
+  expect_wrong_use({"generate", folder / "nothing"},
+                   "trireme generate: --checkpoint " + (folder / "nothing") + ": there is no such folder");
+  expect_wrong_use({"generate"}, "trireme generate: --checkpoint is required (see trireme generate --help)");
+  EXPECT_NE(say({"generate", "--help"}).out.find("Usage: trireme generate [FLAGS] FOLDER"), std::string::npos);
+}
+
 TEST(Command, SuggestsTheCommandBelowACommandThatWasMeant) {
   expect_wrong_use({"config", "chek", "x.json"},
                    "trireme config: there is no command 'chek'. Did you mean `check`? (see trireme config --help)");

@@ -128,21 +128,21 @@ TEST(LaunchPlan, IncludesSlotsOfLocalhostWithoutAHostfile) {
 
 TEST(LaunchPlan, RefusesOtherHostsByName) {
   const LaunchRequest request{.hosts = {{"node7", {0}}, {"node8", {0}}}, .program = {"./prog"}};
-  EXPECT_EQ(
-      error_text([&] { plan_launch(request, kMachine); }),
-      "host 'node8' is not this machine ('node7.cluster'): ranks on more than one host are not supported yet; keep to "
-      "this one with --include node7");
+  EXPECT_EQ(error_text([&] { plan_launch(request, kMachine); }),
+            str("host 'node8' is not this machine ('node7.cluster'); keep to this one with --include node7: ",
+                kSeveralHosts));
   // The advice works.
   auto heeded = request;
   heeded.include = "node7";
   EXPECT_EQ(plan_launch(heeded, kMachine).size(), 1u);
   const LaunchRequest elsewhere{.hosts = {{"worker-0", {0}}, {"worker-1", {0}}}, .program = {"./prog"}};
   EXPECT_EQ(error_text([&] { plan_launch(elsewhere, kMachine); }),
-            "host 'worker-0' is not this machine ('node7.cluster'): ranks on more than one host are not supported yet; "
-            "leave the host file out, or write `localhost slots=N` into it");
+            str("host 'worker-0' is not this machine ('node7.cluster'); leave the host file out, or write `localhost "
+                "slots=N` into it: ",
+                kSeveralHosts));
   const LaunchRequest two_nodes{.nodes = 2, .program = {"./prog"}};
   EXPECT_EQ(error_text([&] { plan_launch(two_nodes, kMachine); }),
-            "--num_nodes 2: only 1 host is known; name the others in a --hostfile");
+            str("--num_nodes 2: only 1 host is known; leave the flag out: ", kSeveralHosts));
 }
 
 TEST(LaunchPlan, RefusesFlagsThatDoNotFit) {

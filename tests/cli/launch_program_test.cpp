@@ -46,6 +46,28 @@ TEST(LaunchProgram, SaysOnceThatAScriptIsNotThere) {
   }
 }
 
+TEST(LaunchProgram, KeepsALogOfEachRank) {
+  const TemporaryFolder folder;
+  const auto logs = folder / "new/logs";
+  const auto done = run_program({"launch", "--num_gpus", "2", "--log-dir", logs, "/bin/sh", "-c",
+                                 "echo out $RANK; sleep 0.2; printf 'err %s' $RANK >&2"});
+  EXPECT_EQ(done.exit_code, 0) << done.err;
+  for (const std::string rank : {"0", "1"})
+    EXPECT_EQ(contents_of(logs + "/rank-" + rank + ".log"), "out " + rank + "\nerr " + rank);
+  const auto refused = run_program({"launch", "--log-dir", "/dev/null/logs", "/bin/true"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.err.find("--log-dir /dev/null/logs"), std::string::npos) << refused.err;
+}
+
+TEST(LaunchProgram, KeepsItsNumberInAFileWhileItRuns) {
+  const auto done =
+      run_program({"launch", "--prefix", "none", "--save_pid", "/bin/sh", "-c", "echo $PPID; cat /tmp/$PPID.ds"});
+  EXPECT_EQ(done.exit_code, 0) << done.err;
+  const std::string number = done.out.substr(0, done.out.find('\n'));
+  EXPECT_EQ(done.out, number + "\n" + number);
+  EXPECT_FALSE(std::filesystem::exists("/tmp/" + number + ".ds"));
+}
+
 TEST(LaunchProgram, TakesADoubleDashBeforeTheProgram) {
   EXPECT_EQ(run_program({"launch", "--prefix", "none", "--", "/bin/echo", "--hostfile"}).out, "--hostfile\n");
 }

@@ -69,8 +69,11 @@ TEST_F(TrainProgram, ResumesFromNothingByStartingAnew) {
   EXPECT_EQ(losses_of("new").size(), 2u);
 }
 
-TEST_F(TrainProgram, SaysDtypesOnceInTheTableOfPrecision) {
-  const auto done = run_program(train("run", {"--steps", "1"}));
+TEST_F(TrainProgram, SaysDtypesOnceInTheTableOfPrecisionWhereDetailsAreAskedFor) {
+  auto command = train("run", {"--steps", "1"});
+  EXPECT_EQ(run_program(command).err.find("dtypes"), std::string::npos);
+  command = train("details", {"--steps", "1"});
+  const auto done = run_program(command, {{"TRIREME_LOG_LEVEL", "DEBUG"}});
   ASSERT_EQ(done.exit_code, 0) << done.err;
   const auto first = done.err.find("precision: full; dtypes, and bytes on rank 0");
   ASSERT_NE(first, std::string::npos) << done.err;

@@ -62,7 +62,8 @@ TEST(Verdict, PrefersTheDeadRankOverTheSurvivorThatReportedIt) {
   EXPECT_EQ(verdict.report,
             "launch: after that: rank 0 exited with code 3\n"
             "launch: rank 1 was killed by SIGKILL (not by the launcher; the kernel does this when memory runs out, see "
-            "`dmesg`); it wrote nothing\n");
+            "`dmesg`: then lower the micro-batch, raise zero_optimization.stage, or start fewer ranks); it wrote "
+            "nothing\n");
 }
 
 TEST(Verdict, FollowsAChainOfBlameToItsRootAndSurvivesACircle) {

@@ -86,11 +86,20 @@ TEST(Zero, RefusesABudgetInElementsAndInBytes) {
 
 TEST(Zero, NamesKeysWithoutMeaningInOneInfoLine) {
   EXPECT_EQ(
-      zero_log(R"("stage": 2, "overlap_comm": true, "reduce_bucket_size": 5e8, "param_persistence_threshold": 10)"),
+      zero_log(
+          R"("stage": 2, "load_from_fp32_weights": false, "reduce_bucket_size": 4e8, "param_persistence_threshold": 10)"),
       "info <string>: ignored, because Trireme does not need them (`trireme docs config` says why): "
       "`zero_optimization.reduce_bucket_size`, "
-      "`zero_optimization.overlap_comm`, `zero_optimization.param_persistence_threshold`\n");
+      "`zero_optimization.load_from_fp32_weights`, `zero_optimization.param_persistence_threshold`\n");
   EXPECT_EQ(zero_log(R"("stage": 3, "reduce_bucket_size": "auto")"), "");
+}
+
+TEST(Zero, NamesNoKeyThatHasTheValueOfDeepSpeedsTemplates) {
+  EXPECT_EQ(zero_log(R"("stage": 3, "overlap_comm": true, "contiguous_gradients": true, "reduce_bucket_size": 5e8,
+                        "sub_group_size": 1e9, "allgather_partitions": true, "allgather_bucket_size": 2e8,
+                        "reduce_scatter": true, "round_robin_gradients": true,
+                        "offload_optimizer": {"device": "cpu", "pin_memory": true})"),
+            "");
 }
 
 TEST(Zero, ChecksTheTypeOfKeysWithoutMeaning) {
@@ -198,7 +207,7 @@ TEST(Zero, RefusesOffloadingThatCannotBe) {
 }
 
 TEST(Zero, NamesTheKeysOfOffloadingWithoutAMeaning) {
-  EXPECT_EQ(zero_log(R"("stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": true})"),
+  EXPECT_EQ(zero_log(R"("stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": false})"),
             "info <string>: ignored, because Trireme does not need them (`trireme docs config` says why): "
             "`zero_optimization.offload_optimizer.pin_memory`\n");
 }

@@ -175,8 +175,16 @@ TEST(ModelOptions, AFolderIsNamedAsThat) {
     model_options(folder);
     FAIL();
   } catch (const ConfigError& error) {
-    EXPECT_EQ(std::string(error.what()), "model `" + folder + "` is a folder; give the path of the config.json in it");
+    EXPECT_EQ(
+        std::string(error.what()),
+        "model `" + folder + "` is a folder without a config.json; give the path of one, or of a folder with one");
   }
+}
+
+TEST(ModelOptions, AFolderStandsForTheConfigJsonInIt) {
+  const testing::TemporaryFolder folder;
+  folder.write("config.json", config_json(model_options("llama-3m")));
+  EXPECT_EQ(config_json(model_options(folder.path())), config_json(model_options("llama-3m")));
 }
 
 TEST(ModelOptions, WhatIsWrittenReadsBackAsTheSame) {

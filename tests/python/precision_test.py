@@ -8,7 +8,7 @@ told = []
 handler = logging.Handler()
 handler.emit = lambda record: told.append((record.levelname, record.getMessage()))
 deepspeed.utils.logger.addHandler(handler)
-deepspeed.utils.logger.setLevel(logging.INFO)
+deepspeed.utils.logger.setLevel(logging.DEBUG)  # at which the table of dtypes is told
 def low(**more):
     return {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}, "gradient_clipping": 0.0, **more}
 def data(step):
@@ -118,9 +118,9 @@ def started(**more):
 result = [started(**low()), started(bf16={"enabled": True})]
 """)
         low, mixed = result
-        self.assertEqual([level for level, _ in low], ["INFO"])
+        self.assertEqual([level for level, _ in low], ["DEBUG"])
         self.assertIn("precision: low;", low[0][1])
-        self.assertEqual([level for level, _ in mixed], ["INFO", "WARNING"])
+        self.assertEqual([level for level, _ in mixed], ["DEBUG", "WARNING"])
         self.assertIn("precision: mixed;", mixed[0][1])
         self.assertIn("cast up to fp32 masters", mixed[1][1])
 

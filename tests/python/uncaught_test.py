@@ -60,6 +60,11 @@ class Uncaught(Case):
                 self.assertEqual("json/decoder.py" in text, name == "another")
                 self.assertEqual("KeyError: 'key'" in text, name == "cause")
 
+    def test_out_of_memory_says_what_to_lower_in_a_program(self):
+        _, lines = self.said("torch.empty(2**55)", 0)
+        self.assertEqual("DefaultCPUAllocator" in "".join(lines), True)
+        self.assertRegex(lines[-1], "^trireme: out of memory: lower train_micro_batch_size_per_gpu")
+
     def test_a_hook_of_the_program_stays(self):
         _, lines = self.said(f"sys.excepthook = lambda kind, error, trace: print('mine:', error, file=sys.stderr)\nstart({_WRONG})", 0)
         self.assertEqual(lines, ["mine: " + _MESSAGE.partition(": ")[2]])

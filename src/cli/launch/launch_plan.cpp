@@ -59,16 +59,16 @@ std::string origin_of(const LaunchRequest& request) {
   const std::string fix = own != request.hosts.end() ? str("keep to this one with --include ", own->host)
                                                      : "leave the host file out, or write `localhost slots=N` into it";
   throw ConfigError(str(origin_of(request), "host '", excerpt(host), "' is not this machine ('", machine.host_name,
-                        "'): ranks on more than one host are not supported yet; ", fix),
+                        "'); ", fix, ": ", kSeveralHosts),
                     ErrorCode::kUnsupported);
 }
 
 std::vector<int> slots_to_run(const LaunchRequest& request, const LaunchMachine& machine) {
   auto hosts = select_slots(pool_of(request, machine), request.include, request.exclude);
   if (request.nodes && *request.nodes > static_cast<int>(hosts.size())) {
-    throw ConfigError(
-        str("--num_nodes ", *request.nodes, ": only ", hosts.size(), " host is known; name the others in a --hostfile"),
-        ErrorCode::kUnsupported);
+    throw ConfigError(str("--num_nodes ", *request.nodes, ": only ", hosts.size(),
+                          " host is known; leave the flag out: ", kSeveralHosts),
+                      ErrorCode::kUnsupported);
   }
   if (request.nodes) hosts.resize(*request.nodes);
   for (const auto& one : hosts) {

@@ -48,6 +48,12 @@ struct RankCommand {
   std::vector<std::pair<std::string, std::string>> environment;  ///< added to the launcher's own
 };
 
+/// Advice for jobs on more than one host.
+inline constexpr const char* kSeveralHosts =
+    "`trireme launch` starts ranks on this machine alone; on several hosts run on each of them: torchrun --nnodes N "
+    "--node_rank K --nproc_per_node G --master_addr HOST --master_port PORT train.py (before train.py: -m "
+    "trireme.as_deepspeed where it says `import deepspeed`), with rank 0's HOST and one PORT";
+
 /// One command per rank, in rank order, with torchrun's variables (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE,
 /// GROUP_RANK, MASTER_ADDR, MASTER_PORT), DeepSpeed's LOCAL_SIZE, and OMP_NUM_THREADS = cores / ranks (at least 1)
 /// unless that is set; the secret by which they know each other is TRIREME_TOKEN. Slots that were chosen by --include

@@ -1,11 +1,14 @@
 #include "cli/launch/supervisor.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
+#include <filesystem>
 
 #include "cli/shell/exit_code.h"
 #include "cli/shell/print.h"
@@ -14,6 +17,22 @@
 namespace trireme::cli {
 
 using std::chrono::milliseconds;
+
+namespace {
+
+Fd log_of(const std::string& folder, size_t rank) {
+  if (folder.empty()) return Fd();
+  std::error_code failed;
+  std::filesystem::create_directories(folder, failed);
+  const auto path = std::filesystem::path(folder) / str("rank-", rank, ".log");
+  Fd log(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!log.is_open())
+    throw ConfigError(str("--log-dir ", folder, ": ", path.string(), " cannot be written: ", std::strerror(errno),
+                          "; give a folder that may be written to"));
+  return log;
+}
+
+}  // namespace
 
 Supervisor::Supervisor(std::vector<RankCommand> commands, const SupervisorOptions& options)
     : commands_(std::move(commands)), options_(options) {}
@@ -44,11 +63,15 @@ void Supervisor::start() {
     const bool plain = options_.prefix == Prefix::kNone || (options_.prefix == Prefix::kAllButFirst && i == 0);
     const std::string prefix = plain ? "" : str("[rank ", i, "] ");
     const OutputTail tail(options_.tail_lines);
-    ranks_.push_back(std::make_unique<RunningRank>(RunningRank{RankProcess::start(commands_[i]),
-                                                               {nullptr, options_.out, LineRelay(prefix), tail},
-                                                               {nullptr, options_.err, LineRelay(prefix), tail},
-                                                               {}}));
+    Fd log = log_of(options_.log_dir, i);  // before the rank starts: it may be refused
+    ranks_.push_back(
+        std::make_unique<RunningRank>(RunningRank{RankProcess::start(commands_[i]),
+                                                  std::move(log),
+                                                  {nullptr, options_.out, LineRelay(prefix), tail, nullptr},
+                                                  {nullptr, options_.err, LineRelay(prefix), tail, nullptr},
+                                                  {}}));
     auto& rank = *ranks_.back();
+    rank.out.log = rank.err.log = &rank.log;
     rank.out.from = &rank.process.out();
     rank.err.from = &rank.process.err();
     rank.end.rank = static_cast<int>(i);
@@ -100,6 +123,7 @@ size_t Supervisor::read_stream(Stream& stream) {
     return 0;
   }
   const std::string_view text(buffer, static_cast<size_t>(bytes));
+  keep(*stream.log, text);
   stream.tail.feed(text);
   relay(stream.to, stream.relay.feed(text));
   return text.size();
@@ -130,6 +154,15 @@ void Supervisor::relay(int fd, const std::string& text) {
   if (error != 0 && error != EPIPE && fd == options_.out && lost_output_ == 0) lost_output_ = error;
 }
 
+// A log that cannot be written ends, which is said once; the job goes on.
+void Supervisor::keep(Fd& log, std::string_view text) {
+  const int error = log.is_open() ? write_all(log.get(), text) : 0;
+  if (error == 0) return;
+  log.reset();
+  relay(options_.err, str(options_.name, ": --log-dir ", options_.log_dir, ": ", std::strerror(error),
+                          "; the log of a rank ends here\n"));
+}
+
 void Supervisor::reap_ended() {
   const bool ending = phase_ == Phase::kTerminating || phase_ == Phase::kKilling;
   for (const auto& rank : ranks_) {
@@ -149,6 +182,7 @@ void Supervisor::reap_ended() {
     auto told = rank->process.told();
     rank->end.peer_failure = told.failure;
     rank->end.refusal = std::move(told.refusal);
+    keep(rank->log, rank->end.refusal);
     on_end(*rank);
   }
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/launch/launch_plan.h"
@@ -31,9 +32,10 @@ struct SupervisorOptions {
   std::chrono::milliseconds grace = std::chrono::seconds(15);
   /// How long a rank that another one blames may take to end by itself, so that its own error is seen.
   std::chrono::milliseconds settle = std::chrono::seconds(2);
-  size_t tail_lines = 20;  ///< of a failed rank, repeated at the end
-  int out = 1;             ///< where the ranks' stdout goes
-  int err = 2;             ///< where their stderr and the supervisor's own lines go
+  std::string log_dir = {};  ///< folder for rank-N.log, all that rank N writes; empty: none
+  size_t tail_lines = 20;    ///< of a failed rank, repeated at the end
+  int out = 1;               ///< where the ranks' stdout goes
+  int err = 2;               ///< where their stderr and the supervisor's own lines go
 };
 
 /// Runs one job. Use it once.
@@ -49,8 +51,8 @@ class Supervisor {
   /// stdout did not take, a full disk for example, is a failure too, with code 1 where every rank was well.
   ///
   /// Requires  no other SignalPipe; the calling thread is the one whose death ends the ranks.
-  /// Throws    ConfigError: a program that is not there. IoError: the system cannot start a rank (those started are
-  ///           ended).
+  /// Throws    ConfigError: a program that is not there, a folder for logs that cannot be written to. IoError: the
+  ///           system cannot start a rank (those started are ended).
   Verdict run();
 
  private:
@@ -68,10 +70,12 @@ class Supervisor {
     int to;
     LineRelay relay;
     OutputTail tail;
+    Fd* log;  // its rank's
   };
 
   struct RunningRank {
     RankProcess process;
+    Fd log;  // not open without a folder for logs
     Stream out;
     Stream err;
     RankEnd end;
@@ -83,6 +87,7 @@ class Supervisor {
   size_t read_stream(Stream& stream);
   void drain(Stream& stream);
   void relay(int fd, const std::string& text);
+  void keep(Fd& log, std::string_view text);
   void reap_ended();
   void on_end(RunningRank& rank);
   void on_signal(int number);

@@ -38,7 +38,10 @@ std::string describe(const RankEnd& end) {
   if (!WIFSIGNALED(end.wait_status)) return str("exited with code ", exit_code_of(end.wait_status));
   const int signal = WTERMSIG(end.wait_status);
   std::string text = "was killed by " + signal_name(signal);
-  if (signal == SIGKILL) text += " (not by the launcher; the kernel does this when memory runs out, see `dmesg`)";
+  if (signal == SIGKILL)
+    text +=
+        " (not by the launcher; the kernel does this when memory runs out, see `dmesg`: then "
+        "lower the micro-batch, raise zero_optimization.stage, or start fewer ranks)";
   if (WCOREDUMP(end.wait_status)) text += " (core dumped)";
   return text;
 }

@@ -15,19 +15,18 @@ const std::map<std::string, Fate> kFates = {{"no meaning", Fate::kNoMeaning},
                                             {"refused", Fate::kRefused},
                                             {"switched", Fate::kSwitched},
                                             {"open", Fate::kOpen}};
-const std::map<std::string, Named> kNamed = {{"always", Named::kAlways}, {"when changed", Named::kWhenChanged}};
 
 KeyGroup group_of(const Json& json) {
   const auto text = [&](const char* key, const char* normal) { return json.value<std::string>(key, normal); };
   return {.section = text("section", ""),
           .fate = kFates.at(json.at("effect")),
-          .named = kNamed.at(text("named", "always")),
           .doc = text("doc", ""),
           .fix = text("fix", ""),
           .types = json.value("types", std::vector<std::string>()),
           .topic = text("topic", ""),
           .values = json.value("values", Json()),
-          .keys = json.at("keys")};
+          .keys = json.at("keys"),
+          .usual = json.value("usual", Json::object())};
 }
 
 struct File {

@@ -18,13 +18,13 @@ struct KeyGroup {
   };
   std::string section;  ///< "" at the top level
   Fate fate = Fate::kNoMeaning;
-  Named named = Named::kAlways;
   std::string doc;
   std::string fix;                 ///< before "remove it or set it to …"
   std::vector<std::string> types;  ///< of optimizers, where the keys are theirs
   std::string topic;               ///< of Accelerate's keys: the line of their table
   Json values;                     ///< of Accelerate's keys: which are valid, where the default does not say it
   Json keys;                       ///< with their defaults
+  Json usual;                      ///< of keys without a meaning: values beside the default that templates have
 
   std::string path_of(const std::string& key) const { return section.empty() ? key : section + "." + key; }
 };
@@ -46,7 +46,8 @@ Option<Owner> row_of(const KeyGroup& group, const std::string& key) {
   const std::string path = group.path_of(key);
   const Json& normal = group.keys.at(key);
   const auto make = [&] {
-    if (group.fate == KeyGroup::Fate::kNoMeaning) return no_meaning<Owner>(path, normal, group.doc, group.named);
+    if (group.fate == KeyGroup::Fate::kNoMeaning)
+      return no_meaning<Owner>(path, normal, group.doc, group.usual.value(key, Json::array()));
     const bool is_switch = key == group.keys.begin().key();
     if (group.fate == KeyGroup::Fate::kSwitched && !is_switch) return checked<Owner>(path, normal);
     return refused<Owner>(path, normal, group.doc, group.fix);

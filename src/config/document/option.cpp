@@ -114,6 +114,10 @@ bool differs(const Document& file, const std::string& path, const Json& normal) 
   return text != choices[0];
 }
 
+bool is_one_of(const Json& values, const Json& value) {
+  return std::any_of(values.begin(), values.end(), [&](const Json& one) { return one == value; });
+}
+
 std::string words_for(const Json& normal) {
   if (normal.is_boolean()) return "true or false";
   if (normal.is_number()) return range_for(normal).words;

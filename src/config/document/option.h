@@ -14,7 +14,7 @@ namespace trireme {
 
 enum class Effect {
   kWorks,
-  kNoMeaning,  ///< checked and named in the info line; changes nothing
+  kNoMeaning,  ///< checked, and named in the info line unless it has its default; changes nothing
   kRefused,    ///< not there yet: refused unless it has its default
   kChecked,    ///< checked; its section's switch alone counts
 };
@@ -135,25 +135,25 @@ Option<Owner> resolved(const std::string& path, ValueType<T> type,
 /// Reads `path` as a value of the type of its default `normal`: a number must not be negative unless the default is;
 /// "a|b" stands for a or b, with a the default; null for anything. Returns whether it differs from the default.
 bool differs(const Document& file, const std::string& path, const Json& normal);
+/// Whether `value` is among `values`, an array; numbers are compared as numbers.
+bool is_one_of(const Json& values, const Json& value);
 /// The type of `normal` in words, and its value as the page shows it.
 std::string words_for(const Json& normal);
 std::string default_of(const Json& normal);
 /// "remove it or set it to false"
 std::string fix_for(const Json& normal);
 
-enum class Named { kAlways, kWhenChanged };
-
+/// `usual`: values of templates that everybody copies; like the default, they are not named in the info line.
 template <class Owner>
 Option<Owner> no_meaning(const std::string& path, const Json& normal, const std::string& doc,
-                         Named named = Named::kAlways) {
+                         const Json& usual = Json::array()) {
   return {.path = path,
           .effect = Effect::kNoMeaning,
           .type = words_for(normal),
           .standard = default_of(normal),
           .doc = doc,
           .read = [=](Document& file, Owner&) {
-            const bool changed = differs(file, path, normal);
-            if (changed || (named == Named::kAlways && file.has(path)))
+            if (differs(file, path, normal) && !is_one_of(usual, *file.find(path)))
               file.without_meaning.push_back(file.path_of(path));
           }};
 }
