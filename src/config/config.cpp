@@ -53,6 +53,34 @@ void report(const Document& file) {
       str(file.origin(), ": ignored, because Trireme does not need them (`trireme docs config` says why): ", keys));
 }
 
+/// Throws the first mistake; those behind it follow, a line each, so that a file is mended in one go.
+[[noreturn]] void refuse(const std::string& first, ErrorCode code, const std::vector<std::string>& others) {
+  constexpr size_t kMostShown = 10;
+  std::string text = first;
+  for (size_t i = 0; i < std::min(others.size(), kMostShown); ++i) text += "\n" + others[i];
+  if (others.size() > kMostShown)
+    text += str("\nand ", others.size() - kMostShown, " more; `trireme config check` lists them");
+  throw ConfigError(text, code);
+}
+
+// Keys of transformers' TrainingArguments that no configuration has.
+constexpr const char* kTrainerKeys[] = {"output_dir",       "per_device_train_batch_size",
+                                        "num_train_epochs", "per_device_eval_batch_size",
+                                        "save_strategy",    "lr_scheduler_type"};
+
+void refuse_trainers(const Json& json, const std::string& origin) {
+  if (!json.is_object() || json.contains("zero_optimization") || json.contains("train_batch_size") ||
+      json.contains("train_micro_batch_size_per_gpu"))
+    return;
+  for (const char* key : kTrainerKeys)
+    if (json.contains(key))
+      throw ConfigError(str(origin, ": `", key, "` is of transformers' TrainingArguments, which the program with the ",
+                            "Trainer reads; a configuration is what their `deepspeed` names. Write one: ",
+                            "train_micro_batch_size_per_gpu for per_device_train_batch_size, optimizer.params.lr for ",
+                            "learning_rate, gradient_clipping for max_grad_norm, bf16.enabled for bf16, and a ",
+                            "zero_optimization.stage"));
+}
+
 /// `text` with two blanks for each tab that a line begins with: YAML takes none there.
 std::string without_tabs(const std::string& text, const std::string& origin, std::vector<ConfigMistake>& mistakes) {
   std::istringstream lines(text);
@@ -117,6 +145,7 @@ ConfigSource parse_source(std::string_view text, const std::string& origin) {
 }
 
 ConfigSource source_from_json(Json json, const std::string& origin, std::map<std::string, int> lines) {
+  refuse_trainers(json, origin);
   ConfigSource source{.options = std::move(json), .origin = origin, .lines = std::move(lines)};
   if (is_accelerates(source.options)) read_accelerate(source);
   return source;
@@ -131,10 +160,20 @@ Json options_of(const ConfigSource& source) {
 }
 
 Config config_from_source(const ConfigSource& source, int world_size, const Degrees& degrees) {
-  if (!source.mistakes.empty()) throw ConfigError(source.mistakes[0].message, source.mistakes[0].code);
+  if (!source.mistakes.empty()) {
+    std::vector<std::string> others;
+    for (auto mistake = source.mistakes.begin() + 1; mistake != source.mistakes.end(); ++mistake)
+      others.push_back(mistake->message);
+    refuse(source.mistakes[0].message, source.mistakes[0].code, others);
+  }
   Document file = open(source);
   Config config = read(file, world_size, degrees);
-  if (!file.mistakes().empty()) throw ConfigError(file.mistakes()[0].what(), file.mistakes()[0].code());
+  if (!file.mistakes().empty()) {
+    std::vector<std::string> others;
+    for (auto mistake = file.mistakes().begin() + 1; mistake != file.mistakes().end(); ++mistake)
+      others.emplace_back(mistake->what());
+    refuse(file.mistakes()[0].what(), file.mistakes()[0].code(), others);
+  }
   report(file);
   return config;
 }

@@ -266,6 +266,25 @@ TEST(KnownSections, WithFreeKeysRefuseASwitchThatIsNoSwitch) {
             ErrorCode::kUnsupported);
 }
 
+TEST(Config, TellsEveryMistakeAtOnce) {
+  const auto refusal = refusal_of(R"("optimizer": {"type": "AdamW", "params": {"beta": 1}},
+                                     "zero_optimization": {"stgae": 1}, "fp61": {})");
+  for (const char* part : {"`beta`", "`zero_optimization.stgae`", "`fp61`"})
+    EXPECT_NE(refusal.message.find(std::string(part).substr(1)), std::string::npos) << refusal.message;
+  EXPECT_EQ(std::count(refusal.message.begin(), refusal.message.end(), '\n'), 2) << refusal.message;
+}
+
+TEST(Config, NamesArgumentsOfTheTrainerAsThat) {
+  try {
+    parse_config(R"({"output_dir": "out", "per_device_train_batch_size": 4, "learning_rate": 5e-5})", 1, {}, "t.json");
+    FAIL();
+  } catch (const ConfigError& error) {
+    const std::string text = error.what();
+    EXPECT_TRUE(text.starts_with("t.json: `output_dir` is of transformers' TrainingArguments")) << text;
+    EXPECT_NE(text.find("train_micro_batch_size_per_gpu for per_device_train_batch_size"), std::string::npos) << text;
+  }
+}
+
 TEST(KnownSections, WithoutMeaningAreNamedInTheInfoLine) {
   CapturedLog log;
   read_with(R"("zero_allow_untested_optimizer": true, "timers": {"throughput": {"enabled": false}})");

@@ -91,9 +91,10 @@ TEST(Mistakes, HaveTheLineOfTheNameInTheFile) {
             (Lines{"4: `trireme.recompute` is \"some\"; expected one of \"none\", \"full\", \"selective\"."}));
 }
 
-TEST(Mistakes, FirstOfThemIsTheErrorOfReading) {
+TEST(Mistakes, AreTogetherTheErrorOfReadingAndTheFirstGivesItsKind) {
   EXPECT_EQ(refusal_of(R"("zero_optimization": {"stage": 4}, "wandb": {"enabled": true})"),
-            wrong("`zero_optimization.stage` is 4; expected an integer from 0 to 3"));
+            wrong("`zero_optimization.stage` is 4; expected an integer from 0 to 3\n"
+                  "<string>: `wandb.enabled` = true is not there yet; remove it or set it to false"));
 }
 
 }  // namespace

@@ -152,13 +152,13 @@ std::vector<std::string> Document::texts_or(const std::string& path, const std::
 void Document::rename(const std::string& name, const std::string& path) {
   const Json* value = value_at(json_, name);
   if (!value) return;
-  if (value_at(json_, path))
-    refuse(name, str("`", path_of(name), "` and `", path_of(path), "` are two spellings of one key; keep `",
-                     path_of(path), "`"));
   Json moved = *value;
   const size_t dot = name.rfind('.');
   Json& section = dot == std::string::npos ? json_ : *value_at(json_, name.substr(0, dot));
-  section.erase(name.substr(dot + 1));
+  section.erase(name.substr(dot + 1));  // also where it is refused: it is no unknown key then
+  if (value_at(json_, path))
+    refuse(name, str("`", path_of(name), "` and `", path_of(path), "` are two spellings of one key; keep `",
+                     path_of(path), "`"));
   section[path.substr(path.rfind('.') + 1)] = std::move(moved);
   names_[path] = name;
 }
