@@ -169,7 +169,7 @@ std::optional<int> listen_on(const std::vector<HostAddress>& places, uint16_t po
     const Listening attempt = try_to_listen(endpoint_of(place.text, place.is_ipv6, port));
     if (attempt.fd >= 0) return attempt.fd;
     if (attempt.error == EADDRINUSE || attempt.error == EACCES) return std::nullopt;
-    // Else this host does not have the address, or has no IPv6.
+    // The next place is tried: this host does not have the address, or has no IPv6.
   }
   return std::nullopt;
 }
