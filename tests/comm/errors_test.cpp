@@ -1,3 +1,4 @@
+#include <atomic>
 #include <thread>
 
 #include "tests/comm/collective_calls.h"
@@ -62,21 +63,23 @@ TEST(DifferentCalls, AreNamedOnEveryRank) {
 
 TEST(ALateRank, IsNamedWithWhatItWasLastSeenDoing) {
   for (const NamedCall& call : every_collective()) {
+    std::atomic<bool> has_thrown{false};
     run_ranks(2,
               [&](Rank& rank) {
                 at::Tensor tensor = at::ones({9});
                 rank.world().all_reduce(tensor).wait();
-                if (rank.id() == 1) std::this_thread::sleep_for(400ms);
+                while (rank.id() == 1 && !has_thrown) std::this_thread::sleep_for(1ms);
                 const Thrown thrown = thrown_by([&] {
                   call.run(rank.world(), 1000);  // the late rank may have all it needs: then its next call throws
                   if (rank.id() == 1) call.run(rank.world(), 1000);
                 });
+                has_thrown = true;
                 EXPECT_EQ(thrown.code, ErrorCode::kTimeout) << call.name << " " << thrown.text;
                 EXPECT_TRUE(thrown.has("rank 1 did not arrive while rank 0 waited for it in ")) << thrown.text;
                 EXPECT_TRUE(thrown.has("rank 1 was last in all_reduce #1 (numel 9, float32, sum)")) << thrown.text;
-                EXPECT_TRUE(thrown.has("group 'world' after 0.")) << thrown.text;
+                EXPECT_TRUE(thrown.has("group 'world' after ")) << thrown.text;
               },
-              {.timeout = 100ms});
+              {.timeout = 600ms});  // of every wait here: a busy machine starts a thread late
   }
 }
 

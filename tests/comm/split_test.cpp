@@ -1,4 +1,5 @@
 // Groups of some of a group's ranks: which parts there may be, who is in which, what they are called in errors.
+#include <atomic>
 #include <deque>
 #include <thread>
 
@@ -109,17 +110,19 @@ TEST(ErrorsOfAPart, NameItsRanksAndTheirRanksInTheWorld) {
 }
 
 TEST(ErrorsOfAPart, NameTheWorldRankOfAPeerThatIsLate) {
+  std::atomic<bool> has_thrown{false};
   run_ranks(3,
-            [](Rank& rank) {
+            [&](Rank& rank) {
               const auto part = rank.world().split({{0}, {1, 2}}, "late");
-              if (rank.id() == 2) std::this_thread::sleep_for(400ms);
+              while (rank.id() == 2 && !has_thrown) std::this_thread::sleep_for(1ms);
               if (rank.id() != 1) return;
               const Thrown thrown = thrown_by([&] { part->barrier(); });
+              has_thrown = true;
               EXPECT_EQ(thrown.code, ErrorCode::kTimeout) << thrown.text;
               EXPECT_TRUE(thrown.has("rank 1 (world rank 2) did not arrive while rank 0 (world rank 1) waited for it"))
                   << thrown.text;
             },
-            {.timeout = 100ms});
+            {.timeout = 600ms});
 }
 
 /// The numbers of `ranks` ranks, each of which knows of its own groups alone.

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <thread>
@@ -68,18 +69,23 @@ TEST(ARankThatEndsInTheMiddle, IsNamedWithTheMethodThatWaitedForIt) {
 }
 
 TEST(ARankThatStopsBeforeItsBackward, LeavesAnErrorWithTheReductionAndTheParameter) {
+  std::atomic<bool> has_ended{false};
   run_ranks(2,
-            [](Rank& rank) {
+            [&](Rank& rank) {
               Dot net;
               auto engine = initialize(rank.world(), net, {.config = late_config(3, GatherPolicy::kShared)});
               engine.backward(engine(vec(1, 2)));
               engine.step();
-              if (rank.id() == 1) return std::this_thread::sleep_for(1500ms);
+              if (rank.id() == 1) {
+                while (!has_ended) std::this_thread::sleep_for(1ms);
+                return;
+              }
               engine.backward(engine(vec(1, 2)));
               const std::string text = error_of<CommError>([&] { (void)engine.pager().close_window(); });
+              has_ended = true;
               EXPECT_SAYS(text, "reduction of gradients #2 (open from 'w' of unit '");
             },
-            {.timeout = 500ms});
+            {.timeout = 1s});
 }
 
 }  // namespace
