@@ -1,4 +1,5 @@
 // Traits of groups over a process group of c10d: peers that are late or gone, tags, manners of backends.
+#include <atomic>
 #include <future>
 #include <thread>
 
@@ -7,6 +8,7 @@
 #include "tests/comm/thrown.h"
 #include "tests/support/process_groups.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/comm/c10d.h"
 
 namespace trireme {
@@ -48,6 +50,30 @@ TEST(ALatePeer, IsNamedWithWhatItWasLastSeenDoing) {
           << thrown.text;
       EXPECT_TRUE(thrown.has("rank 1 was last in all_reduce #1 (numel 9, float32, sum)")) << thrown.text;
     }
+  }
+}
+
+TEST(ALatePeer, IsNamedInOneWarningWhileItIsWaitedFor) {
+  for (const std::string call : {"all_reduce", "recv"}) {
+    std::atomic<int> warnings{0};
+    std::string text;
+    const LogSink former = set_log_sink([&](LogLevel, const std::string& message) {
+      text = message;
+      ++warnings;
+    });
+    const auto groups = groups_over(make_process_groups(2), {.name = "far", .warn_after = 50ms});
+    const auto thrown = on_each(groups, [&](Group& group) {
+      at::Tensor tensor = at::ones({9});
+      group.all_reduce(tensor).wait();
+      while (group.rank() == 1 && warnings == 0) std::this_thread::sleep_for(1ms);
+      if (group.rank() == 1) std::this_thread::sleep_for(100ms);  // for a second warning that must not come
+      collective(call).run(group, 1000);
+    });
+    set_log_sink(former);
+    for (const Thrown& each : thrown) EXPECT_EQ(each.text, Thrown{}.text);
+    EXPECT_EQ(warnings, 1);
+    EXPECT_NE(text.find("comm: rank 0 waits for rank 1 in " + call), std::string::npos) << text;
+    EXPECT_NE(text.find("rank 1 was last in all_reduce #1 (numel 9, float32, sum)"), std::string::npos) << text;
   }
 }
 

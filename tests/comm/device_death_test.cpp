@@ -1,16 +1,22 @@
-// A rank that dies while its peers wait for it on their devices: in processes, over a transport that waits for ever,
-// since the fakes of the others are in one process each.
+// A rank that dies or stops while its peers wait for it on their devices: in processes, over a transport that waits for
+// ever, since the fakes of the others are in one process each.
 #include <gtest/gtest.h>
 #include <signal.h>
 
 #include <ATen/ops/ones.h>
 
+#include <cstdio>
+#include <cstdlib>
+#include <iterator>
 #include <mutex>
 #include <numeric>
+#include <regex>
 
 #include "comm/backends/device/device_backend.h"
 #include "tests/support/fake_device/fake_device.h"
 #include "tests/support/processes.h"
+#include "trireme/base/log.h"
+#include "trireme/comm/world.h"
 
 namespace trireme {
 namespace {
@@ -33,13 +39,14 @@ class WaitsForEver final : public comm::DeviceTransport {
   const std::shared_ptr<FakeJoint> joint_ = std::make_shared<FakeJoint>("for ever", 2);
 };
 
-/// argument: "dies", or anything else to leave.
+/// argument: "dies", "stops", or anything else to leave.
 int wait_on_the_device(Group& world, const std::string& argument) {
   Group group(std::make_unique<comm::DeviceBackend>(
       world.clone("devices"), fake_device(world.rank()),
       [](const comm::TransportSite& site) { return std::make_shared<WaitsForEver>(site.device); }));
   world.barrier();
   if (world.rank() == 1 && argument == "dies") ::raise(SIGKILL);
+  if (world.rank() == 1 && argument == "stops") ::raise(SIGSTOP);
   if (world.rank() == 1) return 0;
   const at::Tensor tensor = at::ones({9}, at::TensorOptions().device(fake_device(world.rank())));
   auto pending = group.all_reduce(tensor, ReduceOp::kSum);
@@ -60,6 +67,20 @@ TEST(DeviceDeath, IsNamedByEverySurvivor) {
               std::string::npos)
         << result.error_text;
   }
+}
+
+TEST(StoppedRank, IsNamedInOneWarningWhileItsPeersWaitForTheirDevice) {
+  const auto results = run_processes(2, [](Group&, const std::string&) {
+    set_log_sink([](LogLevel, const std::string& message) { std::fprintf(stderr, "%s\n", message.c_str()); });
+    ::setenv("TRIREME_WARN_AFTER_S", "0.2", 1);
+    ::setenv("TRIREME_TIMEOUT_S", "2.5", 1);
+    return wait_on_the_device(*init().group, "stops");
+  });
+  const std::regex warning(
+      "comm: rank 1 \\(pid ([0-9]+)\\) is stopped, by SIGSTOP or a debugger, and rank 0 waits in "
+      "all_reduce #1 [^\n]*of group 'devices' after [0-9.]+ s; [^\n]*`kill -CONT \\1` lets it go on");
+  const std::string& text = results[0].error_text;
+  EXPECT_EQ(std::distance(std::sregex_iterator(text.begin(), text.end(), warning), std::sregex_iterator()), 1) << text;
 }
 
 TEST(DeviceDeath, IsNotWhatAGoodEndIsCalled) {

@@ -43,7 +43,7 @@ trireme.init_distributed()
 world = trireme.comm.world()
 world.barrier()
 if world.rank == 1:
-    time.sleep(2)
+    time.sleep(6)  # longer than the limit
     sys.stderr.write("this is why\\n")
     os._exit(7)
 try:
@@ -138,7 +138,7 @@ class Fault(Case):
 
     def test_the_rank_that_another_waited_for_is_to_blame_whatever_they_write(self):
         script = self.write("late.py", _LATE)
-        status, _, err = harness.launch(2, [script], environment={"TRIREME_TIMEOUT_S": "1"}, timeout_s=60)
+        status, _, err = harness.launch(2, [script], environment={"TRIREME_TIMEOUT_S": "4"}, timeout_s=60)
         self.assertEqual(status, 7, err)
         self.assertIn("trireme launch: after that: rank 0 exited with code 3\ntrireme launch: rank 1 exited with code 7; its last lines:\n", err)
         self.assertTrue(err.endswith("    this is why\n"), err)
