@@ -13,11 +13,14 @@ struct Place {
   int size = 1;
 };
 
+/// A wait that has been long looks this often for a peer that is stopped: it costs a read of a file per peer.
+inline constexpr std::chrono::seconds kLookForStoppedEvery{1};
+
 struct GroupInfo {
   std::string name;
   Place place;
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  /// So long a wait is silent about a peer whose process is stopped.
+  /// So long a wait is silent about a peer whose process is stopped or, where ranks share no memory, that is late.
   std::chrono::milliseconds warn_after = std::chrono::minutes(1);
   /// By rank: its rank in the world. Empty where that is the same for all.
   std::vector<int> world_ranks = {};

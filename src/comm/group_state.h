@@ -67,6 +67,8 @@ class GroupState {
   virtual std::exception_ptr lost_peer(Look, const std::function<std::string()>& /*what*/, double /*elapsed_s*/) {
     return nullptr;
   }
+  /// Names in the log a peer whose process is stopped while this rank waits in `what`; whether there was one.
+  virtual bool warn_of_stopped(const std::function<std::string()>& /*what*/, double /*elapsed_s*/) { return false; }
   /// Whether the other ranks are there: those of a fake group are not.
   virtual bool has_peers() const { return true; }
   /// Whether `peer` destroyed its group in good order.

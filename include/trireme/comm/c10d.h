@@ -19,6 +19,8 @@ namespace trireme {
 struct C10dGroupOptions {
   std::string name = "world";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// So long a wait is silent about the peer that it waits for.
+  std::chrono::milliseconds warn_after = std::chrono::minutes(1);
 };
 
 /// Collective over `process_group`, as are the calls of the group: all its ranks make one, in the same order.

@@ -23,8 +23,6 @@ using Clock = std::chrono::steady_clock;
 
 // A sleeper looks around this often even when nobody rings: the bound on how late a death is noticed.
 constexpr std::chrono::milliseconds kSlice{20};
-// A wait that has been long looks this often for a peer that is stopped.
-constexpr std::chrono::seconds kWarnEvery{1};
 constexpr std::chrono::microseconds kSpin{100};
 // With more ranks than cores, polling keeps the peer that is waited for from running.
 constexpr std::chrono::microseconds kCrowdedSpin{2};
@@ -135,7 +133,8 @@ void Fabric::sleep_until(const std::function<bool()>& ready, const Wait& wait) {
     const bool due = now - looked_at_processes >= kSlice / 2;
     if (due) looked_at_processes = now;
     if (now >= warns_at)
-      warns_at = warn_of_stopped(wait, seconds_since(start)) ? Clock::time_point::max() : now + kWarnEvery;
+      warns_at =
+          warn_of_stopped(wait.what, seconds_since(start)) ? Clock::time_point::max() : now + kLookForStoppedEvery;
     const auto failure = find_failure(wait, due ? Look::kProcesses : Look::kFlags, seconds_since(start));
     // A peer may have written just the awaited value before it went.
     if (!failure) continue;
@@ -159,15 +158,15 @@ bool Fabric::process_is_dead(int rank) {
   return watch.dead();
 }
 
-std::string Fabric::context_of(const Wait& wait, double elapsed_s) const {
-  return str("in ", wait.what(), " of group '", info_.name, "' after ", format_seconds(elapsed_s));
+std::string Fabric::context_of(const std::function<std::string()>& what, double elapsed_s) const {
+  return str("in ", what(), " of group '", info_.name, "' after ", format_seconds(elapsed_s));
 }
 
 std::unique_ptr<Fabric::Failure> Fabric::failure_of(int rank, const Wait& wait, Look look, double elapsed_s) {
   const auto lost = [&](const char* how, const std::string& advice) {
     const char* waited = rank == wait.peer ? " waited for it " : " waited ";
     const std::string text = str(title(rank), how, " while ", info_.title(info_.place.rank), waited,
-                                 context_of(wait, elapsed_s), "; ", last_seen(rank), advice);
+                                 context_of(wait.what, elapsed_s), "; ", last_seen(rank), advice);
     return std::make_unique<Failure>(Failure{ErrorCode::kPeerLost, text, text, rank});
   };
   const RankControl& peer = control(rank);
@@ -175,7 +174,7 @@ std::unique_ptr<Fabric::Failure> Fabric::failure_of(int rank, const Wait& wait, 
   if (state == RankState::kAborted)
     return std::make_unique<Failure>(Failure{static_cast<ErrorCode>(peer.cause_code),
                                              str(title(rank), " failed while ", info_.title(info_.place.rank), " was ",
-                                                 context_of(wait, elapsed_s), ": ", peer.cause),
+                                                 context_of(wait.what, elapsed_s), ": ", peer.cause),
                                              peer.cause, rank});
   if (state == RankState::kLeft && rank == wait.peer)
     return lost(" left", wait.call ? advice_on_method(*wait.call) : "");
@@ -212,11 +211,11 @@ std::unique_ptr<Fabric::Failure> Fabric::find_failure(const Wait& wait, Look loo
   }
   if (all_left && wait.peer < 0) {
     const std::string text =
-        str("every peer left while ", info_.title(place.rank), " waited ", context_of(wait, elapsed_s));
+        str("every peer left while ", info_.title(place.rank), " waited ", context_of(wait.what, elapsed_s));
     return std::make_unique<Failure>(Failure{ErrorCode::kPeerLost, text, text});
   }
   if (elapsed_s * 1000 < static_cast<double>(info_.timeout.count())) return nullptr;
-  return std::make_unique<Failure>(timed_out(wait, context_of(wait, elapsed_s)));
+  return std::make_unique<Failure>(timed_out(wait, context_of(wait.what, elapsed_s)));
 }
 
 Fabric::Failure Fabric::timed_out(const Wait& wait, const std::string& context) const {
@@ -242,12 +241,12 @@ int Fabric::stopped_peer() const {
   return -1;
 }
 
-bool Fabric::warn_of_stopped(const Wait& wait, double elapsed_s) const {
+bool Fabric::warn_of_stopped(const std::function<std::string()>& what, double elapsed_s) const {
   const int stopped = stopped_peer();
   if (stopped < 0) return false;
   log(LogLevel::kWarning,
       str("comm: ", title(stopped), " is stopped, by SIGSTOP or a debugger, and ", info_.title(info_.place.rank),
-          " waits ", context_of(wait, elapsed_s), "; ", last_seen(stopped), ". `kill -CONT ",
+          " waits ", context_of(what, elapsed_s), "; ", last_seen(stopped), ". `kill -CONT ",
           control(stopped).pid.load(std::memory_order_relaxed), "` lets it go on"));
   return true;
 }

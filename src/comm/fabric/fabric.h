@@ -77,6 +77,9 @@ class Fabric {
   /// process ended. Null where none did. Any thread.
   std::exception_ptr lost_peer(bool with_processes, const std::function<std::string()>& what, double elapsed_s);
 
+  /// Names a stopped peer in the log, told as of a wait for `what`; whether there was one. Any thread.
+  bool warn_of_stopped(const std::function<std::string()>& what, double elapsed_s) const;
+
   /// "rank 1 (pid 123)", "rank 1 (world rank 5, pid 123)"
   std::string title(int rank) const;
   /// "rank 1 was last in all_gather #11", and the same of the group that this one was split from.
@@ -110,7 +113,7 @@ class Fabric {
   enum class Look { kFlags, kProcesses };
   std::unique_ptr<Failure> find_failure(const Wait& wait, Look look, double elapsed_s);
   std::unique_ptr<Failure> failure_of(int rank, const Wait& wait, Look look, double elapsed_s);
-  std::string context_of(const Wait& wait, double elapsed_s) const;
+  std::string context_of(const std::function<std::string()>& what, double elapsed_s) const;
   std::string last_seen_here(int rank) const;
   Failure timed_out(const Wait& wait, const std::string& context) const;
   /// The rank that holds up a wait for `peer`: a stopped one, or the end of the chain of ranks that wait for each
@@ -118,8 +121,6 @@ class Fabric {
   int culprit(int peer) const;
   /// The first peer whose process is stopped; -1: none.
   int stopped_peer() const;
-  /// Names a stopped peer in the log; whether there was one.
-  bool warn_of_stopped(const Wait& wait, double elapsed_s) const;
   bool process_is_dead(int rank);
 
   const std::shared_ptr<Segment> segment_;  // shared: pending operations may outlive the group

@@ -20,6 +20,9 @@ class FabricState final : public GroupState {
   std::exception_ptr lost_peer(Look look, const std::function<std::string()>& what, double elapsed_s) override {
     return fabric_.lost_peer(look == Look::kProcesses, what, elapsed_s);
   }
+  bool warn_of_stopped(const std::function<std::string()>& what, double elapsed_s) override {
+    return fabric_.warn_of_stopped(what, elapsed_s);
+  }
   bool has_left(int peer) const override { return fabric_.control(peer).state.load() == RankState::kLeft; }
 
  private:

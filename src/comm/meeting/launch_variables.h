@@ -59,7 +59,7 @@ std::string read_token(const Environment& environment);
 struct WaitLimits {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);    ///< for a peer that is alive but does not come
   std::chrono::milliseconds resolve = std::chrono::seconds(60);    ///< for the name in MASTER_ADDR to be known
-  std::chrono::milliseconds warn_after = std::chrono::minutes(1);  ///< for a stopped peer, until it is named
+  std::chrono::milliseconds warn_after = std::chrono::minutes(1);  ///< for a peer, until it is named
 };
 
 /// TRIREME_TIMEOUT_S, else `timeout`; TRIREME_RESOLVE_TIMEOUT_S, TRIREME_WARN_AFTER_S. Throws ConfigError: one that is

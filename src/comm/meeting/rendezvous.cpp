@@ -162,7 +162,8 @@ World meet_in(const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive
     if (!process_group && options.transport == Transport::kC10d)
       throw ConfigError("join: transport c10d needs a process group, got none");
     if (!process_group) refuse_hosts(choice.why, "hand over a process group.");
-    world.group = make_c10d_group(process_group, {.name = "world", .timeout = limits.timeout});
+    world.group =
+        make_c10d_group(process_group, {.name = "world", .timeout = limits.timeout, .warn_after = limits.warn_after});
   }
   if (place.rank == 0) {
     const bool shm = choice.transport == Transport::kShm;

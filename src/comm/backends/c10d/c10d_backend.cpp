@@ -94,8 +94,10 @@ int family_of_next_group(c10d::ProcessGroup& process_group) {
 std::unique_ptr<Group> make_c10d_group(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
                                        const C10dGroupOptions& options) {
   if (!process_group) throw ConfigError("make_c10d_group: expected a process group, got none");
-  comm::GroupInfo info{
-      .name = options.name, .place = {process_group->getRank(), process_group->getSize()}, .timeout = options.timeout};
+  comm::GroupInfo info{.name = options.name,
+                       .place = {process_group->getRank(), process_group->getSize()},
+                       .timeout = options.timeout,
+                       .warn_after = options.warn_after};
   comm::Wire::Address address{
       .members = std::vector<int>(static_cast<size_t>(info.place.size)), .family = 0, .number = 0};
   std::iota(address.members.begin(), address.members.end(), 0);

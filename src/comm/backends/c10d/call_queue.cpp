@@ -11,10 +11,15 @@ struct CallQueue::QueuedCall final : public Pending<void>::Operation {
   void wait() override {
     constexpr std::chrono::milliseconds kSlice{20};
     const WaitScope host;  // outside of the lock: who has the host's may want it
+    const auto start = std::chrono::steady_clock::now();
+    bool has_warned = false;
     Lock lock(queue->mutex_);
     while (!queue->progress_.wait_for(lock, kSlice, [this] { return complete; })) {
       lock.unlock();
       queue->link_->poll(host);
+      const auto waited = std::chrono::steady_clock::now() - start;
+      if (!has_warned && waited >= queue->link_->info().warn_after)
+        has_warned = queue->link_->warn_of_late(request.call, waited);
       lock.lock();
     }
     if (error) std::rethrow_exception(error);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "trireme/base/format.h"
+#include "trireme/base/log.h"
 
 namespace trireme::comm {
 
@@ -27,6 +28,10 @@ PeerBytes bytes_of(int peer, const std::shared_ptr<std::vector<Message>>& messag
   static_assert(std::is_trivially_copyable_v<Message> && sizeof(Message) == 512);
   return {peer, reinterpret_cast<std::byte*>(&(*messages)[index]), sizeof(Message), messages};
 }
+
+constexpr char kWhyLate[] =
+    "It may be stopped, stuck or slow, or not make this call, as all ranks must; the limit is the timeout given at "
+    "init, or TRIREME_TIMEOUT_S.";
 
 std::string format_seconds(std::chrono::steady_clock::duration duration) {
   return formatted("{:.1f} s", std::chrono::duration<double>(duration).count());
@@ -75,7 +80,9 @@ void Link::meet(const Call& call) {
     }
     for (int peer = 0; peer < place().size; ++peer) {
       if (peer == place().rank) continue;
+      awaited_in_meeting_ = peer;
       incoming[static_cast<size_t>(peer)]->land();
+      awaited_in_meeting_ = -1;
       check((*messages)[static_cast<size_t>(peer)], call, peer);
     }
     outgoing.land();
@@ -135,22 +142,31 @@ std::string Link::last_seen(int peer) const {
   return str(title(peer), call ? " was last in " + describe(*call) : " was not heard of yet");
 }
 
+int Link::awaited_by(const Call& call) const {
+  const bool is_message = call.kind == CallKind::kSend || call.kind == CallKind::kRecv;
+  return is_message ? call.root : awaited_in_meeting_.load();
+}
+
+bool Link::warn_of_late(const Call& call, std::chrono::steady_clock::duration waited) const {
+  const int peer = awaited_by(call);
+  if (peer < 0) return false;
+  log(LogLevel::kWarning, str("comm: ", own_title(), " waits for ", title(peer), " in ", describe(call), " of group '",
+                              name(), "' after ", format_seconds(waited), "; ", last_seen(peer), ". ", kWhyLate));
+  return true;
+}
+
 void Link::rethrow(const WireError& error, const Call& call) {
   if (error.kind() == WireError::Kind::kCancelled) {
     throw_if_failed();
     throw StateError(str("group '", name(), "' was destroyed while ", describe(call), " was under way"));
   }
   const bool late = error.kind() == WireError::Kind::kTimeout;
-  throw PeerError(
-      late ? ErrorCode::kTimeout : ErrorCode::kPeerLost,
-      str(title(error.peer()), late ? " did not arrive" : " was lost", " while ", own_title(), " waited for it in ",
-          describe(call), " of group '", name(), "' after ", format_seconds(error.waited()), "; ",
-          last_seen(error.peer()), "; the process group says: ", error.what(),
-          late ? ". It may be stopped, stuck or slow, or not make this call, as all ranks must; the limit is the "
-                 "timeout "
-                 "given at init, or TRIREME_TIMEOUT_S."
-               : advice_on_method(call)),
-      error.peer());
+  throw PeerError(late ? ErrorCode::kTimeout : ErrorCode::kPeerLost,
+                  str(title(error.peer()), late ? " did not arrive" : " was lost", " while ", own_title(),
+                      " waited for it in ", describe(call), " of group '", name(), "' after ",
+                      format_seconds(error.waited()), "; ", last_seen(error.peer()),
+                      "; the process group says: ", error.what(), late ? str(". ", kWhyLate) : advice_on_method(call)),
+                  error.peer());
 }
 
 void Link::tell_peers(ErrorCode code, const std::string& cause) noexcept {

@@ -2,6 +2,8 @@
 // they do not answer.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -35,15 +37,21 @@ class Link final : public GroupState {
   };
   void move(const Call& call, Channel channel, const Traffic& traffic);
 
+  /// Names in the log the peer that `call` waits for; whether one is known.
+  bool warn_of_late(const Call& call, std::chrono::steady_clock::duration waited) const;
+
  private:
   struct Message;
   /// Compares a peer's message with this rank's call; a message may say that there will be no such call.
   void check(const Message& message, const Call& own, int peer);
   [[noreturn]] void rethrow(const WireError& error, const Call& call);
   std::string last_seen(int peer) const;
+  /// The peer that `call` waits for to make its part; -1: none.
+  int awaited_by(const Call& call) const;
   void tell_peers(ErrorCode code, const std::string& cause) noexcept override;
 
   Wire wire_;
+  std::atomic<int> awaited_in_meeting_{-1};
   mutable std::mutex mutex_;
   std::vector<std::optional<Call>> last_calls_{static_cast<size_t>(place().size)};  // guarded by mutex_
 };

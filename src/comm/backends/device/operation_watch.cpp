@@ -173,26 +173,45 @@ void OperationWatch::watch() {
 void OperationWatch::look_around() {
   retire();
   if (options_.state->has_failed()) return give_up();
-  if (const auto failure = find_failure()) fail(failure);
+  if (const auto problem = find_problem_of_device()) return fail(problem);
+  const auto waited = oldest();
+  if (!waited) return;
+  warn_of_stopped(*waited);
+  if (const auto failure = find_failure(*waited)) fail(failure);
 }
 
-std::exception_ptr OperationWatch::find_failure() {
-  Call call;
-  double elapsed_s = 0;
-  std::shared_ptr<DeviceTransport> transport;
-  {
-    const Lock lock(mutex_);
-    if (!device_problem_.empty())
-      return std::make_exception_ptr(
-          CommError(ErrorCode::kPeerLost, str("the device of ", options_.state->own_title(), " in group '",
-                                              options_.state->name(), "' has failed: ", device_problem_)));
-    if (calls_.empty()) return nullptr;
-    call = calls_.front()->call_;
-    elapsed_s = seconds_between(std::max(calls_.front()->begun_, last_end_), Clock::now());
-    transport = transport_;
+std::exception_ptr OperationWatch::find_problem_of_device() {
+  const Lock lock(mutex_);
+  if (device_problem_.empty()) return nullptr;
+  return std::make_exception_ptr(
+      CommError(ErrorCode::kPeerLost, str("the device of ", options_.state->own_title(), " in group '",
+                                          options_.state->name(), "' has failed: ", device_problem_)));
+}
+
+std::optional<OperationWatch::Oldest> OperationWatch::oldest() {
+  const Lock lock(mutex_);
+  if (calls_.empty()) return std::nullopt;
+  const auto since = std::max(calls_.front()->begun_, last_end_);
+  return Oldest{calls_.front()->call_, seconds_between(since, Clock::now()), transport_};
+}
+
+void OperationWatch::warn_of_stopped(const Oldest& oldest) {
+  const auto& warn_after = options_.state->info().warn_after;
+  const std::chrono::duration<double> elapsed(oldest.elapsed_s);
+  if (elapsed < warn_after) {
+    looks_for_stopped_after_ = warn_after;
+    return;
   }
+  if (elapsed < looks_for_stopped_after_) return;
+  const bool has_warned =
+      options_.state->warn_of_stopped([&oldest] { return describe(oldest.call); }, oldest.elapsed_s);
+  looks_for_stopped_after_ = has_warned ? std::chrono::duration<double>::max() : elapsed + kLookForStoppedEvery;
+}
+
+std::exception_ptr OperationWatch::find_failure(const Oldest& oldest) const {
+  const auto& [call, elapsed_s, transport] = oldest;
   const GroupState& state = *options_.state;
-  const auto what = [&call] { return describe(call); };
+  const auto what = [&oldest] { return describe(oldest.call); };
   if (auto lost = options_.state->lost_peer(GroupState::Look::kProcesses, what, elapsed_s)) return lost;
   if (const std::string problem = transport->problem(); !problem.empty())
     return std::make_exception_ptr(

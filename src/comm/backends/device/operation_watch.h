@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -66,9 +67,20 @@ class OperationWatch : public std::enable_shared_from_this<OperationWatch> {
   void enqueued(const Calls& calls, const SideStream& stream) noexcept;
   bool is_reached(const DeviceCall& call) noexcept;
   void wait_for_issue(DeviceCall& call);
-  /// Why the device has failed, or the oldest call will never be over, if so.
-  std::exception_ptr find_failure();
+  /// Why the device has failed, if so.
+  std::exception_ptr find_problem_of_device();
+  /// The oldest call that is not over, and for how long it has been.
+  struct Oldest {
+    Call call;
+    double elapsed_s;
+    std::shared_ptr<DeviceTransport> transport;
+  };
+  std::optional<Oldest> oldest();
+  /// Why it will never be over, if so.
+  std::exception_ptr find_failure(const Oldest& oldest) const;
   std::exception_ptr timed_out(const Call& call, double elapsed_s) const;
+  /// Names, once for the call, a peer whose process is stopped.
+  void warn_of_stopped(const Oldest& oldest);
 
   const Options options_;
   std::mutex mutex_;  // guards everything below
@@ -81,6 +93,8 @@ class OperationWatch : public std::enable_shared_from_this<OperationWatch> {
   bool closing_ = false;
   bool stopped_ = false;
   Worker worker_;
+
+  std::chrono::duration<double> looks_for_stopped_after_{};  // of the oldest call's wait; of the watching thread alone
 };
 
 class OperationWatch::DeviceCall final : public Pending<void>::Operation {
