@@ -70,6 +70,61 @@ loss_of(model, *own(0)).backward()
 assert dtypes == [(torch.bfloat16, torch.bfloat16)] and model.layers[0].up.weight.dtype == torch.float32  # modules compute with what is rounded
 """))
 
+    def test_and_gradients_meet_dtensors_of_the_program(self):
+        found = self.ran("""
+result, told = {}, {}
+for how, options in {"fp32": {}, "bf16": {"mp_policy": BF16}}.items():
+    model, _ = made(**options)
+    loss_of(model, *own(1)).backward()
+    p = model.layers[1].up.weight
+    start, gradient, noise = p.full_tensor(), p.grad.full_tensor(), torch.randn(p.shape, generator=torch.Generator().manual_seed(1))
+    theirs = lambda: distribute_tensor(noise.clone(), p.device_mesh, p.placements)
+    cases = {  # (what the program computes of its DTensor, the same of plain tensors)
+        "lerp_": (lambda d: d.lerp_(p, 0.1), lambda n: n.lerp_(start, 0.1)), "detach": (lambda d: d.mul_(0.9).add_(p.detach(), alpha=0.1), lambda n: n * 0.9 + start * 0.1),
+        "data": (lambda d: d.copy_(p.data), lambda n: start), "state": (lambda d: d.add_(model.state_dict()["layers.1.up.weight"]), lambda n: n + start),
+        "foreach": (lambda d: torch._foreach_lerp_([d], [p], 0.25), lambda n: n.lerp_(start, 0.25)), "out": (lambda d: torch.add(p, d, out=d), lambda n: start + n),
+        "gradient": (lambda d: d.add_(p.grad), lambda n: n + gradient), "computed": (lambda d: d.add_(p.detach() * 2), lambda n: n + start * 2)}
+    with torch.no_grad():
+        for name, (ours, plain) in cases.items():
+            made_of = theirs(); given = ours(made_of)
+            assert given in (None, made_of) or given[0] is made_of if isinstance(given, (list, tuple)) else given is None or given is made_of, (name, given)
+            result[f"{name} {how}"] = far(made_of, plain(noise.clone()))
+        for name, value in {"minus": (p - theirs(), start - noise), "times": (theirs() * p, noise * start), "sum": ((p - theirs()).square().sum(), (start - noise).square().sum())}.items():
+            assert type(value[0]) is DTensor
+            result[f"{name} {how}"] = far(*value)
+        result[f"times gradient {how}"] = far(p.grad * theirs(), gradient * noise)
+        p.grad.add_(theirs(), alpha=0.1)
+        result[f"into gradient {how}"] = far(p.grad, gradient + noise * 0.1)
+        p.add_(theirs(), alpha=0.1); p.data.mul_(theirs())
+        result[f"into parameter {how}"] = far(p, (start + noise * 0.1) * noise)
+    model.zero_grad()
+    (loss_of(model, *own(1)) * 0 + (p - theirs()).square().sum().full_tensor()).backward()
+    result[f"penalty {how}"] = far(p.grad, 2 * (p.full_tensor() - noise).detach()) / (1e4 if how == "bf16" else 1)  # in the dtype of modules
+    told[how] = str(raised(lambda: theirs().add_(torch.full(p.shape, float(ranks.world().rank)))))
+result = [result, told]
+""")
+        self.assert_all_near(found[0], 1e-5)
+        for told in found[1].values():
+            self.assertIn("add_() with a DTensor", told)
+
+    def test_on_meta_tell_where_a_state_dict_of_dtensors_goes(self):
+        self.assert_all_near(self.ran("""
+result = {}
+for how, options in {"fp32": {}, "bf16": {"mp_policy": BF16}}.items():
+    model, optimizer = made(make=lambda p: torch.optim.AdamW(p, lr=0.01), **options)
+    whole = {name: value.full_tensor() for name, value in model.state_dict().items()}
+    with torch.device("meta"): again = Net(tied=False)
+    forms = sharded(again, **options).state_dict()
+    assert set(forms) == set(whole) and all(one.is_meta and one.shape == whole[name].shape for name, one in forms.items())
+    assert "on the device" in str(raised(lambda: forms["head.weight"].full_tensor()))
+    state = {name: nn.Parameter(distribute_tensor(value, forms[name].device_mesh, forms[name].placements)) for name, value in whole.items()}
+    again.load_state_dict(state, strict=True, assign=True)
+    optimizers = [torch.optim.AdamW(one.parameters(), lr=0.01) if one is again else optimizer for one in (model, again)]
+    result[f"loaded {how}"] = farthest(weights(again), whole)
+    result[f"loss {how}"] = abs(float(loss_of(again, *own(1)) - loss_of(model, *own(1))))
+    result[f"layer {how}"] = far(again.layers[0].state_dict()["up.weight"], whole["layers.0.up.weight"])
+"""))
+
     def test_keep_what_is_written_where_modules_compute_in_bf16(self):
         self.assert_all_near(self.ran("""
 def parts(p):

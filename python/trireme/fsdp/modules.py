@@ -10,7 +10,7 @@ from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
 from . import optimizers
 from .policies import MixedPrecisionPolicy, OffloadPolicy, choice_of
 from .root import Root, managed_parameters
-from .tensors import show
+from .tensors import Form, ShardedParameter, form_of, show
 from .values import plain
 
 _classes = {}  # a module's class with FSDPModule before it
@@ -158,8 +158,9 @@ class Wrapped:
         state_dict = _with_plain(state_dict)
         if assign:
             self._fsdp_fill(state_dict)
-        ignored, places = self._fsdp_root().ignored(), super().state_dict(keep_vars=True)
-        self._fsdp_root().require_same("load_state_dict()", {name: value for name, value in state_dict.items() if places.get(name) not in ignored})
+        ignored = self._fsdp_root().ignored()
+        own = {name for name, parameter in self.named_parameters(remove_duplicate=False) if parameter in ignored}
+        self._fsdp_root().require_same("load_state_dict()", {name: value for name, value in state_dict.items() if name not in own})
         return super().load_state_dict(state_dict, strict)
 
     def _fsdp_fill(self, state_dict):
@@ -225,9 +226,20 @@ class FSDPModule(Wrapped):
         return remade(cls, *args, **kwargs)
 
     def state_dict(self, *args, **kwargs):
-        """As the module's; values are whole where an operator reads them, and have full_tensor(). Shards first."""
-        self._fsdp_root().engine()
-        return self._fsdp_root().values(super().state_dict(*args, **kwargs))
+        """As the module's; values are whole where an operator reads them, and have full_tensor(). Shards first, but for
+        a model on the device "meta", whose tensors tell where DTensors go that load_state_dict(assign=True) takes."""
+        root = self._fsdp_root()
+        if not root.is_sharded and any(parameter.is_meta for parameter in managed_parameters(self)):
+            state = super().state_dict(*args, **kwargs | {"keep_vars": True})
+            for name, tensor in state.items():
+                if isinstance(tensor, ShardedParameter) and tensor.is_meta:
+                    state[name] = form_of(tensor)
+                elif isinstance(tensor, torch.Tensor) and not isinstance(tensor, Form):
+                    # a wrapped module inside has made that
+                    state[name] = tensor.detach()
+            return state
+        root.engine()
+        return root.values(super().state_dict(*args, **kwargs))
 
     def set_requires_gradient_sync(self, requires_gradient_sync, *, recurse=True):
         """Whether backward passes reduce gradients, from the next one on. Raises UnsupportedError: of a part alone."""

@@ -406,7 +406,8 @@ class Root:
         return self._mesh if given is None else given
 
     def _device_type(self):
-        return next(self._module.parameters()).device.type
+        found = next((one.device.type for one in self._module.parameters() if not one.is_meta), None)
+        return found or (torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu")
 
     def placements(self, dim):
         """Those of a parameter of `dim` dims, as PyTorch's has them."""

@@ -5,7 +5,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils import _pytree
 
-from .. import ranks
+from .. import agreement, ranks
 from .._native import core
 from ..errors import StateError, UnsupportedError
 from ..parameters import numbered
@@ -85,6 +85,29 @@ class Whole(Placed, torch.Tensor):
 
     def __reduce_ex__(self, protocol):
         return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)  # files are read without this package
+
+
+class Form(Placed, torch.Tensor):
+    """A parameter on the device "meta", in state_dict(): shape, dtype, and where a DTensor of it goes."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pylint: disable=protected-access
+
+    def _fsdp_parameter(self):
+        return self.fsdp_form_of
+
+    def full_tensor(self):
+        """Raises StateError: there are no values."""
+        raise StateError("full_tensor() of a tensor on the device \"meta\": load a state dict with assign=True, or call model.to_empty(device=…) and fill it")
+
+    to_local = full_tensor
+
+
+def form_of(parameter):
+    """`parameter`, on the device "meta", as a Form."""
+    with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
+        made = parameter.detach().as_subclass(Form)
+    made.fsdp_form_of = parameter
+    return made
 
 
 class NoPlaceError(UnsupportedError, AttributeError):
@@ -337,7 +360,7 @@ def refuse_hook(which):
 
 
 def watch():
-    """From here on torch.autograd.grad(), vector_to_parameters() and DTensor.from_local() know sharded parameters.
+    """From here on torch.autograd.grad(), vector_to_parameters() and DTensors know sharded parameters.
     Called once."""
     convert, to_parameters = torch.nn.utils.convert_parameters, torch.nn.utils.vector_to_parameters
 
@@ -374,6 +397,33 @@ def watch():
         return from_local(local_tensor, *args, **kwargs)
 
     DTensor.from_local = staticmethod(from_local_rows)
+    DTensor.__torch_function__ = classmethod(_beside_parameters)
+
+
+def _beside_parameters(_cls, func, _types, args=(), kwargs=None):
+    """An operator that has a DTensor: beside parameters, their values and gradients, and what was computed of these, it
+    is of wholes. Collective then."""
+    kwargs, found = kwargs or {}, _pytree.tree_leaves((args, kwargs))
+    if any(isinstance(one, (ValuedParameter, Value)) for one in found):
+        return NotImplemented  # they do the same
+    if not torch.compiler.is_compiling() and any(map(_is_of_parameter, found)):
+        return values.called(func, args, kwargs)
+    try:
+        with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
+            return func(*args, **kwargs)
+    except RuntimeError as error:
+        if torch.compiler.is_compiling() or "got mixed torch.Tensor and DTensor" not in str(error):
+            raise
+    others = {f"argument {index}": one for index, one in enumerate(found) if isinstance(one, torch.Tensor) and not isinstance(one, DTensor)}
+    agreement.check_tensors(ranks.world(), f"{getattr(func, '__name__', func)}() with a DTensor", others)
+    return values.called(func, args, kwargs)
+
+
+def _is_of_parameter(one):
+    """Whether PyTorch's FSDP would have a DTensor where `one` is."""
+    if isinstance(one, Placed):
+        return True
+    return isinstance(one, torch.Tensor) and not isinstance(one, DTensor) and not one.is_meta and core.is_managed(one)
 
 
 def placements_of(dim, mesh):

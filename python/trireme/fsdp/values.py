@@ -1,7 +1,7 @@
 """Values: tensors that a program reads and writes in the place of memory that this rank does not have as such: the fp32
 value of a parameter whose modules compute with rounded weights, and states of optimizers."""
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.utils import _pytree
 
 from .. import ranks
@@ -149,17 +149,48 @@ class Value(torch.Tensor):
 
 
 def called(func, args, kwargs):
-    """func(*args, **kwargs) of a program; what it has written goes to its Sources. Collective where there is some."""
-    args, kwargs = _pytree.tree_map_only(DTensor, DTensor.full_tensor, (args, kwargs))
+    """func(*args, **kwargs) of a program; what it has written goes to its Sources and DTensors. Beside a DTensor
+    results are DTensors, as in PyTorch. Collective where there is some."""
+    wholes = {}  # by the id of a DTensor: (it, its whole, the version of that)
+    given = args, kwargs
+    args, kwargs = _pytree.tree_map_only(DTensor, lambda one: _whole_of(one, wholes), given)
     _written.clear()
     try:
         with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
             result = func(*args, **kwargs)
             for source, whole in list(_written.items()):
                 source.scatter(whole)
-        return result
+            return _distributed(func, result, given, list(wholes.values())) if wholes else result
     finally:
         _written.clear()
+
+
+def _whole_of(distributed, wholes):
+    if id(distributed) not in wholes:
+        whole = distributed.full_tensor()
+        wholes[id(distributed)] = distributed, whole, whole._version  # pylint: disable=protected-access
+    return wholes[id(distributed)][1]
+
+
+def _distributed(func, result, given, wholes):
+    """`func`'s result as DTensors, but for what it was `given`; DTensors take what it has written into their
+    `wholes`. Collective."""
+    name = getattr(func, "__name__", "")
+    # these do not count versions above the dispatcher
+    writes_lists = name.startswith("_foreach_") and name.endswith("_")
+    for distributed, whole, version in wholes:
+        if writes_lists or whole._version != version:  # pylint: disable=protected-access
+            if whole.requires_grad:
+                raise UnsupportedError("a write with a graph into a DTensor, beside a parameter: write under torch.no_grad(), or take an operator that gives a new tensor")
+            with torch.no_grad():
+                distributed.copy_(_replicated(whole, distributed.device_mesh))
+    owners = {id(one): one for one in _pytree.tree_leaves(given)} | {id(whole): distributed for distributed, whole, _ in wholes}
+    mesh = wholes[0][0].device_mesh
+    return _pytree.tree_map_only(torch.Tensor, lambda one: owners.get(id(one)) if id(one) in owners else _replicated(one, mesh) if type(one) is torch.Tensor else one, result)
+
+
+def _replicated(whole, mesh):
+    return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
 def _swapped(values, change):
