@@ -123,6 +123,25 @@ result.append(other.load_checkpoint(folder + "/saved", load_optimizer_states=Fal
             self.assertIn(text, found[-1])
         self.assertTrue(result[-1])
 
+    def test_of_another_engine_that_is_being_written_in_the_background_is_waited_for(self):
+        status, out, err = launch(2, [self.snippet("""
+import torch, trireme
+from trireme.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+def made(value):
+    net = torch.nn.Linear(3000, 1000)  # 36 MB with its states: more than is written while the next call begins
+    torch.nn.init.constant_(net.weight, value)
+    return trireme.initialize(model=net, config={"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "Adam"}, "zero_optimization": {"stage": 1},
+                                                 "checkpoint": {"async_save": True}})[0]
+first, second = made(1.0), made(2.0)
+first.save_checkpoint(folder + "/loaded")
+path, _ = second.load_checkpoint(folder + "/loaded")
+assert path is not None and float(second.module.weight[0, 0]) == 1.0
+first.save_checkpoint(folder + "/read")
+assert float(get_fp32_state_dict_from_zero_checkpoint(folder + "/read")["weight"][0, 0]) == 1.0
+result = None
+""")])
+        self.assertEqual(status, 0, out + err)
+
     def test_a_save_in_the_background_that_fails_last_fails_the_program(self):
         status, _, err = launch(1, [self.snippet("""
 import torch, trireme

@@ -2,6 +2,7 @@
 import json
 import os
 import sys
+import weakref
 
 from .._native import core
 from ..errors import ConfigError, UnsupportedError
@@ -10,6 +11,17 @@ from . import client_state as client_states
 # Keys that an engine adds to a program's client_state. An optimizer that steps itself keeps more than its states and
 # groups. The model's config.json makes weights that are taken out a model that from_pretrained() opens.
 _SCHEDULER, _GROUPS, _OPTIMIZER, _MODEL = "trireme.lr_scheduler", "trireme.param_groups", "trireme.optimizer", "trireme.model"
+
+
+_writers = weakref.WeakSet()  # engines of this process that may be writing a checkpoint in the background
+
+
+def wait_for_writers():
+    """What engines of this process write in the background is complete, or its error is raised here. Ranks alike."""
+    while _writers:
+        engine = _writers.pop()
+        if engine.core is not None and not engine.is_spent:
+            engine.core.wait_for_checkpoint()
 
 
 def _check_folder(call, argument, folder):
@@ -54,6 +66,7 @@ class ModelFiles:
         self.core.save_checkpoint(os.fspath(save_dir), tag="" if tag is None else str(tag),
                                   client_state=client_states.to_text(values),
                                   exclude_frozen_parameters=exclude_frozen_parameters, save_latest=save_latest)
+        _writers.add(self)
         return True
 
     def load_checkpoint(self, load_dir, tag=None, load_module_strict=True, load_optimizer_states=True,
@@ -74,6 +87,7 @@ class ModelFiles:
                                    "which a program does not fill; leave custom_load_fn out, or fill the module before initialize()")
         if self.optimizer is not None:
             self.optimizer.push()  # what a checkpoint does not hold stays as the program has it
+        wait_for_writers()  # another engine's files
         loaded = self.core.load_checkpoint(os.fspath(load_dir), "" if tag is None else str(tag), custom_load_fn is None,
                                            load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only)
         if loaded is None:

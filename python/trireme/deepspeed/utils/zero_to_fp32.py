@@ -4,6 +4,7 @@ import os
 import re
 
 from ..._native import core
+from ...training.model_files import wait_for_writers
 from ..missing import names_of
 
 __getattr__ = names_of(__name__)
@@ -16,6 +17,7 @@ def get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag=None, exclude_f
     Raises  CheckpointError, IoError: there is none, or it is damaged.
     """
     # pylint: disable=unused-argument
+    wait_for_writers()
     return core.fp32_state_dict(os.fspath(checkpoint_dir), "" if tag is None else str(tag), exclude_frozen_parameters)
 
 
