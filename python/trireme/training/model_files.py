@@ -17,7 +17,7 @@ _writers = weakref.WeakSet()  # engines of this process that may be writing a ch
 
 
 def wait_for_writers():
-    """What engines of this process write in the background is complete, or its error is raised here. Ranks alike."""
+    """Waits until what engines of this process write in the background is complete. Raises its error. Ranks alike."""
     while _writers:
         engine = _writers.pop()
         if engine.core is not None and not engine.is_spent:
