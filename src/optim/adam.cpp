@@ -1,10 +1,9 @@
 #include "optim/adam.h"
 
-#include <ATen/Parallel.h>
-
 #include "optim/adam_element.h"
 #include "optim/grain.h"
 #include "trireme/base/error.h"
+#include "trireme/base/parallel.h"
 #include "trireme/base/vectorised.h"
 
 namespace trireme {
@@ -53,8 +52,8 @@ void update_as(const UpdateSpan& span, const AdamFactors& factors) {
                                         span.first.data_ptr<float>(),
                                         span.second.data_ptr<float>(),
                                         span.master.numel()};
-  at::parallel_for(0, arrays.numel, kGrain,
-                   [&](int64_t begin, int64_t end) { update_part(arrays.slice(begin, end), factors); });
+  parallel_for(0, arrays.numel, kGrain,
+               [&](int64_t begin, int64_t end) { update_part(arrays.slice(begin, end), factors); });
 }
 
 template <class Weight>

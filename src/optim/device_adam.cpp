@@ -1,6 +1,5 @@
 #include "optim/device_adam.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/full.h>
@@ -16,6 +15,7 @@
 #include "optim/moments_text.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/parallel.h"
 
 namespace trireme {
 
@@ -49,7 +49,7 @@ struct OnCuda {
 struct OnHost {
   static void launch(const AdamCall& call, int blocks, c10::Device) {
     if (is_skipped(call)) return;
-    at::parallel_for(0, blocks, /*grain_size=*/4, [&](int64_t begin, int64_t end) {
+    parallel_for(0, blocks, /*grain_size=*/4, [&](int64_t begin, int64_t end) {
       for (int block = static_cast<int>(begin); block < end; ++block) {
         const AdamRun& run = run_of(call, block);
         const AdamFactors factors = factors_of(call, run);

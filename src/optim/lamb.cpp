@@ -1,12 +1,11 @@
 #include "optim/lamb.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include "optim/grain.h"
 #include "optim/moments.h"
+#include "trireme/base/parallel.h"
 #include "trireme/base/vectorised.h"
 
 namespace trireme {
@@ -89,7 +88,7 @@ void lamb_apply(const at::Tensor& weights, const at::Tensor& first, const at::Te
   auto* w = weights.data_ptr<float>();
   const auto* m = first.const_data_ptr<float>();
   const auto* v = second.const_data_ptr<float>();
-  at::parallel_for(0, weights.numel(), kGrain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, weights.numel(), kGrain, [&](int64_t begin, int64_t end) {
     apply_part(w + begin, m + begin, v + begin, end - begin, step_size, factors);
   });
 }

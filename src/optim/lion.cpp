@@ -1,8 +1,7 @@
 #include "optim/lion.h"
 
-#include <ATen/Parallel.h>
-
 #include "optim/grain.h"
+#include "trireme/base/parallel.h"
 #include "trireme/base/vectorised.h"
 
 namespace trireme {
@@ -26,7 +25,7 @@ TRIREME_VECTORISED void lion_part(float* __restrict weights, const float* __rest
 }  // namespace
 
 void lion(float* weights, const float* gradients, float* momentum, int64_t numel, const LionStep& step) {
-  at::parallel_for(0, numel, kGrain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, numel, kGrain, [&](int64_t begin, int64_t end) {
     lion_part(weights + begin, gradients + begin, momentum + begin, end - begin, step);
   });
 }

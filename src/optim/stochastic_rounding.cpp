@@ -1,6 +1,5 @@
 #include "optim/stochastic_rounding.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/PhiloxRNGEngine.h>
 #include <xxhash.h>
 
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "optim/grain.h"
+#include "trireme/base/parallel.h"
 
 namespace trireme {
 namespace {
@@ -47,7 +47,7 @@ void StochasticRounding::round(const at::Tensor& to, const at::Tensor& from, int
     if (low >= high) continue;
     const uint64_t of_step[] = {range.parameter, static_cast<uint64_t>(step), static_cast<uint64_t>(tensor)};
     const uint64_t seed = XXH3_64bits(of_step, sizeof of_step);
-    at::parallel_for(low, high, kGrain, [&](int64_t from_here, int64_t to_here) {
+    parallel_for(low, high, kGrain, [&](int64_t from_here, int64_t to_here) {
       round_elements(target + (from_here - begin), values + (from_here - begin), to_here - from_here, seed,
                      range.first + (from_here - range.begin));
     });
