@@ -367,6 +367,12 @@ by_id = FSDP.rekey_optim_state_dict(full, torch.distributed.fsdp.fully_sharded_d
 assert set(by_id["state"]) == set(range(len(full["state"])))
 by_name = FSDP.rekey_optim_state_dict(by_id, torch.distributed.fsdp.fully_sharded_data_parallel.OptimStateKeyType.PARAM_NAME, model, optim=optimizer)
 assert set(by_name["state"]) == set(full["state"])
+# As torch.distributed.checkpoint.optimizer.load_sharded_optimizer_state_dict() gives them
+from torch.distributed.fsdp._shard_utils import _create_chunk_sharded_tensor
+halves = {key: {name: _create_chunk_sharded_tensor(value * .5, dist.get_rank(), 2, 2, dist.group.WORLD) if value.dim() else value for name, value in one.items()} for key, one in full["state"].items()}
+optimizer.load_state_dict(FSDP.optim_state_dict_to_load(model, optimizer, {**full, "state": halves}))
+now = FSDP.full_optim_state_dict(model, optimizer, rank0_only=False)["state"]
+result["states of ShardedTensors"] = max(far(value, full["state"][key][name] * .5) for key, one in now.items() for name, value in one.items() if value.dim())
 """)
         self.assert_all_near(result)
 

@@ -303,7 +303,10 @@ class Root:
             self._drop(parameter)
             return
         now = self.gradient_of(parameter)
-        if not isinstance(value, Gradient) or value.parameter is not parameter or now is None:
+        if now is None:
+            raise UnsupportedError(f"parameter.grad = …: '{self._name(parameter)}' has no gradient before a backward pass; to have an optimizer's states without a "
+                                   "step, leave this out: optimizer.load_state_dict() takes them as they are")
+        if not isinstance(value, Gradient) or value.parameter is not parameter:
             raise UnsupportedError(f"parameter.grad = …: '{self._name(parameter)}' takes a gradient that was computed of its own parameter.grad, or None; "
                                    "write into parameter.grad in place")
         if value is not now:

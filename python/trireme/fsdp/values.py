@@ -1,6 +1,7 @@
 """Values: tensors that a program reads and writes in the place of memory that this rank does not have as such: the fp32
 value of a parameter whose modules compute with rounded weights, and states of optimizers."""
 import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils import _pytree
 
@@ -23,9 +24,14 @@ def is_in_backward():
 
 
 def plain(value):
-    """A tensor whole and plain where it is a Value or a DTensor; else `value`. Collective then."""
+    """A tensor whole and plain where it is a Value, a DTensor or a ShardedTensor; else `value`. Collective then."""
     if isinstance(value, (Value, DTensor)):
         return value.full_tensor()
+    if isinstance(value, ShardedTensor):
+        whole = torch.empty(value.size(), dtype=value.dtype)
+        value.gather(0, out=whole if torch.distributed.get_rank() == 0 else None)
+        torch.distributed.broadcast(whole, 0)
+        return whole
     return value
 
 
