@@ -84,7 +84,7 @@ def join(store: torch.distributed.Store | None, process_group: torch.distributed
 def read_config_text(path: str) -> bytes:
     """The bytes of a file of people's, such as a configuration. Raises IoError, which names the file: not there, no regular file, too large."""
 
-def plain_json(text: str, origin: str) -> str:
+def plain_json(text: str, origin: str, has_lines: bool = True) -> str:
     """JSON text of a configuration in any dialect; YAML where `origin` is the path of such a file. Raises ConfigError, which opens with `origin`."""
 
 def is_accelerates(text: str) -> bool:
@@ -93,7 +93,7 @@ def is_accelerates(text: str) -> bool:
 class Config:
     """A configuration (JSON text), read and checked for a number of ranks."""
 
-    def __init__(self, text: str, world_size: int, origin: str, pipe: int = 1) -> None: ...
+    def __init__(self, text: str, world_size: int, origin: str, pipe: int = 1, is_file: bool = False) -> None: ...
     @property
     def text(self) -> str:
         """Every option, spelled out, as JSON text."""

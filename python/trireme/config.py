@@ -90,7 +90,7 @@ def read(config):
             raise ConfigError(f"{where} is NaN; give it a number")
         try:
             text = json.dumps(config, default=_as_given)
-            return json.loads(core.plain_json(text, "config") if core.is_accelerates(text) else text)
+            return json.loads(core.plain_json(text, "config", has_lines=False) if core.is_accelerates(text) else text)
         except TypeError:
             raise ConfigError(f"{unwritable(config, 'config')}; use what JSON has: dicts, lists, strings, numbers, booleans and None") from None
     if isinstance(config, (str, os.PathLike)):
@@ -114,12 +114,24 @@ def read(config):
                       f"Received: {config!r}{_what_else_it_is(config)}")
 
 
+_BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
 def check_filled(config, origin):
-    """Raises ConfigError: a key of the top level that is still "auto"."""
-    for key, value in config.items():
-        if value == "auto":
-            raise ConfigError(f"{origin}: `{key}` is \"auto\", which transformers or Accelerate fill in before initialize(); without them "
-                              "give it a value, or leave it out")
+    """Raises ConfigError: keys of the top level that are still "auto", and what else is wrong with `config`."""
+    autos = [key for key, value in config.items() if value == "auto"]
+    if not autos:
+        return
+    one = len(autos) == 1
+    names = ", ".join(f"`{key}`" for key in autos)
+    text = (f"{origin}: {names} {'is' if one else 'are'} \"auto\", which transformers or Accelerate fill in before initialize(); "
+            f"without them {'give it a value, or leave it out' if one else 'give them values, or leave them out'}")
+    rest = {key: value for key, value in config.items() if value != "auto" and key not in _BATCH_KEYS}
+    try:
+        resolve({**rest, "train_micro_batch_size_per_gpu": 1}, 1, origin)
+    except ConfigError as others:
+        text += f"\n{others}"
+    raise ConfigError(text)
 
 
 def without_auto(section, depth=0):
@@ -148,5 +160,6 @@ def resolve(config, world_size, origin, stages=1):
 
     Raises  ConfigError and its subclasses, which open with `origin`.
     """
-    read = core.Config(json.dumps(config), world_size, origin, stages)
+    is_file = bool(pathlib.Path(origin).suffix) and os.path.isfile(origin)
+    read = core.Config(json.dumps(config), world_size, origin, stages, is_file)
     return Resolved(read, json.loads(read.text))

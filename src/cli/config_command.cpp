@@ -47,22 +47,11 @@ void show_remarks() {
   set_log_sink([](LogLevel, const std::string& message) { std::fprintf(stderr, "%s\n", message.c_str()); });
 }
 
-/// "FILE:LINE: …"
-std::string with_line(const ConfigMistake& mistake, const std::string& origin_of_all) {
-  const std::string& file = mistake.file.empty() ? origin_of_all : mistake.file;
-  const size_t origin = mistake.message.find(file + ": ");
-  std::string text = mistake.message;
-  if (mistake.line > 0 && origin != std::string::npos) text.insert(origin + file.size(), str(":", mistake.line));
-  return text;
-}
-
 /// Throws ConfigError: all mistakes, a line each.
 void refuse_mistakes(const std::vector<ConfigMistake>& mistakes, const std::string& file) {
   if (mistakes.empty()) return;
-  std::string text = mistakes.size() == 1 ? "" : str(mistakes.size(), " mistakes:\n");
-  for (const ConfigMistake& mistake : mistakes)
-    text += str(&mistake == mistakes.data() ? "" : "\n", with_line(mistake, file));
-  throw ConfigError(text, mistakes[0].code);
+  const std::string title = mistakes.size() == 1 ? "" : str(mistakes.size(), " mistakes:\n");
+  throw ConfigError(title + text_of(mistakes, file), mistakes[0].code);
 }
 
 /// Runs `read`; a refusal that follows from the number of ranks says how to give another one.

@@ -53,14 +53,25 @@ void report(const Document& file) {
       str(file.origin(), ": ignored, because Trireme does not need them (`trireme docs config` says why): ", keys));
 }
 
-/// Throws the first mistake; those behind it follow, a line each, so that a file is mended in one go.
-[[noreturn]] void refuse(const std::string& first, ErrorCode code, const std::vector<std::string>& others) {
-  constexpr size_t kMostShown = 10;
-  std::string text = first;
-  for (size_t i = 0; i < std::min(others.size(), kMostShown); ++i) text += "\n" + others[i];
-  if (others.size() > kMostShown)
-    text += str("\nand ", others.size() - kMostShown, " more; `trireme config check` lists them");
-  throw ConfigError(text, code);
+/// Throws all of them, a line each, so that a file is mended in one go. Nothing where there are none.
+void refuse(std::vector<ConfigMistake> mistakes, const std::string& origin) {
+  if (mistakes.empty()) return;
+  constexpr size_t kMostShown = 11;
+  const size_t hidden = mistakes.size() - std::min(mistakes.size(), kMostShown);
+  mistakes.resize(mistakes.size() - hidden);
+  std::string text = text_of(mistakes, origin);
+  if (hidden > 0) text += str("\nand ", hidden, " more; `trireme config check` lists them");
+  throw ConfigError(text, mistakes[0].code);
+}
+
+/// Those of the source and of `file`, which was opened from it and read, by line.
+std::vector<ConfigMistake> all_mistakes(const ConfigSource& source, Document& file) {
+  std::vector<ConfigMistake> mistakes = source.mistakes;
+  for (const KeyError& error : file.mistakes()) mistakes.push_back(mistake_of(error, source.lines));
+  std::stable_sort(mistakes.begin(), mistakes.end(), [](const ConfigMistake& a, const ConfigMistake& b) {
+    return a.file.empty() != b.file.empty() ? a.file.empty() : a.line < b.line;
+  });
+  return mistakes;
 }
 
 // Keys of transformers' TrainingArguments that no configuration has.
@@ -151,8 +162,15 @@ ConfigSource source_from_json(Json json, const std::string& origin, std::map<std
   return source;
 }
 
+void name_as_in_file(ConfigSource& source, const std::filesystem::path& path) {
+  ConfigSource file = read_source(path);
+  source.lines = std::move(file.lines);
+  source.names = std::move(file.names);
+  source.places = std::move(file.places);
+}
+
 Json options_of(const ConfigSource& source) {
-  if (!source.mistakes.empty()) throw ConfigError(source.mistakes[0].message, source.mistakes[0].code);
+  refuse(source.mistakes, source.origin);
   if (!source.micro_batch) return source.options;
   const Document file = open(source);
   report(file);
@@ -160,33 +178,31 @@ Json options_of(const ConfigSource& source) {
 }
 
 Config config_from_source(const ConfigSource& source, int world_size, const Degrees& degrees) {
-  if (!source.mistakes.empty()) {
-    std::vector<std::string> others;
-    for (auto mistake = source.mistakes.begin() + 1; mistake != source.mistakes.end(); ++mistake)
-      others.push_back(mistake->message);
-    refuse(source.mistakes[0].message, source.mistakes[0].code, others);
-  }
   Document file = open(source);
   Config config = read(file, world_size, degrees);
-  if (!file.mistakes().empty()) {
-    std::vector<std::string> others;
-    for (auto mistake = file.mistakes().begin() + 1; mistake != file.mistakes().end(); ++mistake)
-      others.emplace_back(mistake->what());
-    refuse(file.mistakes()[0].what(), file.mistakes()[0].code(), others);
-  }
+  refuse(all_mistakes(source, file), source.origin);
   report(file);
   return config;
 }
 
 std::vector<ConfigMistake> mistakes_in(const ConfigSource& source, int world_size, const Degrees& degrees) {
-  std::vector<ConfigMistake> mistakes = source.mistakes;
   Document file = open(source);
   read(file, world_size, degrees);
-  for (const KeyError& error : file.mistakes()) mistakes.push_back(mistake_of(error, source.lines));
-  std::stable_sort(mistakes.begin(), mistakes.end(), [](const ConfigMistake& a, const ConfigMistake& b) {
-    return a.file.empty() != b.file.empty() ? a.file.empty() : a.line < b.line;
-  });
-  return mistakes;
+  return all_mistakes(source, file);
+}
+
+std::string text_of(const std::vector<ConfigMistake>& mistakes, const std::string& origin) {
+  std::string text;
+  const bool is_a_file = !origin.starts_with("<");  // or text of a program, such as <string>
+  for (const ConfigMistake& mistake : mistakes) {
+    const std::string opening = (mistake.file.empty() ? origin : mistake.file) + ": ";
+    std::string line = mistake.message;
+    const size_t place = line.find(opening);
+    if (is_a_file && mistake.line > 0 && place != std::string::npos)
+      line.insert(place + opening.size() - 2, str(":", mistake.line));
+    text += (text.empty() ? "" : "\n") + line;
+  }
+  return text;
 }
 
 Config read_config(const std::filesystem::path& path, int world_size, const Degrees& degrees) {

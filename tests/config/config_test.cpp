@@ -90,7 +90,7 @@ TEST(Config, ReadsAFileAndNamesItInErrors) {
     read_config(path, 2);
     ADD_FAILURE() << "no error";
   } catch (const ConfigError& error) {
-    EXPECT_EQ(error.what(), path.string() + ": unknown key `gradient_clippin`. Did you mean `gradient_clipping`?");
+    EXPECT_EQ(error.what(), path.string() + ":1: unknown key `gradient_clippin`. Did you mean `gradient_clipping`?");
   }
 }
 
@@ -272,6 +272,32 @@ TEST(Config, TellsEveryMistakeAtOnce) {
   for (const char* part : {"`beta`", "`zero_optimization.stgae`", "`fp61`"})
     EXPECT_NE(refusal.message.find(std::string(part).substr(1)), std::string::npos) << refusal.message;
   EXPECT_EQ(std::count(refusal.message.begin(), refusal.message.end(), '\n'), 2) << refusal.message;
+}
+
+TEST(Config, TellsTheLinesOfAFile) {
+  try {
+    parse_config("{\"train_micro_batch_size_per_gpu\": 1,\n\"zero_optimization\": {\n\"stage\": 4},\n\"bf61\": {}}", 1,
+                 {}, "ds.json");
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(error.what(),
+                 "ds.json:3: `zero_optimization.stage` is 4; expected an integer from 0 to 3\n"
+                 "ds.json:4: unknown key `bf61`. Did you mean `bf16`?");
+  }
+}
+
+TEST(Config, NamesTheSectionInWhichAnUnknownKeyStands) {
+  EXPECT_EQ(refusal_of(R"("overlap_comm": true)").message,
+            "unknown key `overlap_comm`. Did you mean `zero_optimization.overlap_comm`?");
+  EXPECT_EQ(refusal_of(R"("max_grad_norm": 1)").message,
+            "unknown key `max_grad_norm`. Did you mean `gradient_clipping`?");
+  EXPECT_EQ(refusal_of(R"("per_device_train_batch_size": 1)").message,
+            "unknown key `per_device_train_batch_size`. Did you mean `train_micro_batch_size_per_gpu`?");
+}
+
+TEST(Config, AsksForASwitchWithoutQuotes) {
+  EXPECT_EQ(refusal_of(R"("bf16": {"enabled": "true"})").message,
+            "`bf16.enabled` is \"true\"; expected true or false; write it without quotes");
 }
 
 TEST(Config, NamesArgumentsOfTheTrainerAsThat) {

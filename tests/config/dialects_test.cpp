@@ -10,6 +10,7 @@
 #include "tests/config/config_test_support.h"
 #include "tests/support/captured_log.h"
 #include "tests/support/temporary_folder.h"
+#include "trireme/config/source.h"
 
 namespace trireme {
 namespace {
@@ -76,8 +77,9 @@ TEST(Accelerate, PrecisionIsThatOfDeepSpeed) {
   EXPECT_EQ(fsdp("", "mixed_precision: fp16").precision.weight_dtype, at::kHalf);
   EXPECT_EQ(fsdp("", "mixed_precision: 'no'").precision.weight_dtype, at::kFloat);
   EXPECT_EQ(fsdp("", "mixed_precision: no").precision.weight_dtype, at::kFloat);
-  EXPECT_EQ(refusal_of_yaml("distributed_type: FSDP\nmixed_precision: fp8"),
-            not_there("f.yaml: `mixed_precision` = \"fp8\" is not there yet; set it to \"bf16\", \"fp16\" or \"no\""));
+  EXPECT_EQ(
+      refusal_of_yaml("distributed_type: FSDP\nmixed_precision: fp8"),
+      not_there("f.yaml:2: `mixed_precision` = \"fp8\" is not there yet; set it to \"bf16\", \"fp16\" or \"no\""));
 }
 
 TEST(Accelerate, KeysOfDeepSpeedsPluginWork) {
@@ -100,9 +102,10 @@ TEST(Accelerate, AFileOfDeepSpeedsIsFilledIn) {
   EXPECT_EQ(config.batch.train_micro_batch_size_per_gpu, 3);
   EXPECT_EQ(config.precision.weight_dtype, at::kBFloat16);
   EXPECT_EQ(config.pager.stage, 1);
-  EXPECT_EQ(refusal_of_yaml(text + "  zero_stage: 2"),
-            wrong("f.yaml: `deepspeed_config.zero_stage` and `zero_optimization.stage` of `deepspeed_config_file` say "
-                  "different things; keep one of the two"));
+  EXPECT_EQ(
+      refusal_of_yaml(text + "  zero_stage: 2"),
+      wrong("f.yaml:4: `deepspeed_config.zero_stage` and `zero_optimization.stage` of `deepspeed_config_file` say "
+            "different things; keep one of the two"));
 }
 
 TEST(Accelerate, KeysWithoutAMeaningAreNamed) {
@@ -135,10 +138,11 @@ TEST(Accelerate, HybridStrategiesShardOverTheRanksOfAMachine) {
     EXPECT_EQ(hybrid(strategy, 2).degrees.replicas, 2) << strategy;
     EXPECT_EQ(hybrid(strategy, 1).degrees.replicas, 1) << strategy;
   }
-  EXPECT_EQ(refusal_of_yaml("distributed_type: FSDP\nnum_machines: 2\nfsdp_config: {fsdp_sharding_strategy: "
-                            "HYBRID_SHARD}"),
-            wrong("f.yaml: `fsdp_config.fsdp_sharding_strategy` = \"HYBRID_SHARD\" makes 2 copies of an unknown number "
-                  "of processes; set `num_processes` to a multiple of 2"));
+  EXPECT_EQ(
+      refusal_of_yaml("distributed_type: FSDP\nnum_machines: 2\nfsdp_config: {fsdp_sharding_strategy: "
+                      "HYBRID_SHARD}"),
+      wrong("f.yaml:3: `fsdp_config.fsdp_sharding_strategy` = \"HYBRID_SHARD\" makes 2 copies of an unknown number "
+            "of processes; set `num_processes` to a multiple of 2"));
 }
 
 TEST(Accelerate, AxesReachReplicasAndSequences) {
@@ -157,7 +161,7 @@ TEST(Accelerate, AxesReachReplicasAndSequences) {
   EXPECT_EQ(
       refusal_of_yaml("distributed_type: FSDP\nnum_processes: 4\nparallelism_config: "
                       "{parallelism_config_dp_replicate_size: 2, parallelism_config_dp_shard_size: 3}"),
-      wrong("f.yaml: `parallelism_config.parallelism_config_dp_replicate_size` = 2 copies of 3 ranks are not the 4 "
+      wrong("f.yaml:3: `parallelism_config.parallelism_config_dp_replicate_size` = 2 copies of 3 ranks are not the 4 "
             "of `num_processes`; let them agree"));
 }
 
@@ -184,6 +188,21 @@ TEST(Accelerate, OneMistakeHidesNoOther) {
                                 "4 f.yaml: `parallelism_config` is [1]; expected an object { … }"}));
   EXPECT_EQ(mistakes_with_lines("distributed_type: FSDP\nmixed_precision: bf61\nfsdp_config:\n\tfsdp_version: 1\n"),
             (std::vector<std::string>{"2 " + bf61, "4 f.yaml: line 4 is indented by a tab; write blanks"}));
+}
+
+TEST(Accelerate, EveryMistakeIsToldWhereOptionsAloneAreRead) {
+  try {
+    (void)options_of(
+        parse_source("distributed_type: FSDP\nmixed_precision: bf61\nfsdp_config:\n"
+                     "  fsdp_reshard_after_forward: FULLSHARD\n",
+                     "f.yaml"));
+    FAIL();
+  } catch (const ConfigError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("f.yaml:2: `mixed_precision`"), std::string::npos) << text;
+    EXPECT_NE(text.find("\nf.yaml:4: `fsdp_config.fsdp_reshard_after_forward`"), std::string::npos) << text;
+    EXPECT_TRUE(text.ends_with(". Did you mean `FULL_SHARD`?")) << text;
+  }
 }
 
 TEST(Accelerate, ValuesOfKeysWithoutAMeaningAreChecked) {
@@ -237,20 +256,21 @@ TEST(Accelerate, ValuesOfTheseKeysWithoutAMeaningAreTaken) {
 
 TEST(Accelerate, WhatWouldChangeAModelIsRefusedWithTheFix) {
   EXPECT_EQ(refusal_of_yaml("distributed_type: FSDP\ndowncast_bf16: yes").message,
-            "f.yaml: `downcast_bf16` = true is not there yet; it is of TPUs; remove it or set it to \"no\"");
+            "f.yaml:2: `downcast_bf16` = true is not there yet; it is of TPUs; remove it or set it to \"no\"");
   EXPECT_EQ(refusal_of_yaml("distributed_type: FSDP\nfsdp_config: {fsdp_param_init_fn: init}").message,
-            "f.yaml: `fsdp_config.fsdp_param_init_fn` = \"init\" is not there yet; remove it");
+            "f.yaml:2: `fsdp_config.fsdp_param_init_fn` = \"init\" is not there yet; remove it");
   // FSDP 2 has its output's dtype follow the mode.
   EXPECT_EQ(plugin(R"({"fsdp_version": 2, "mixed_precision_policy": {"param_dtype": "bf16", "output_dtype":
       "torch.bfloat16"}})")
                 .precision.weight_dtype,
             at::kBFloat16);
   EXPECT_EQ(fsdp("  fsdp_mixed_precision_policy: {output_dtype: fp32}").precision.weight_dtype, at::kFloat);
-  EXPECT_EQ(refusal_of_yaml("distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: "
-                            "{fsdp_mixed_precision_policy: {output_dtype: fp32}}")
-                .message,
-            "f.yaml: `fsdp_config.fsdp_mixed_precision_policy.output_dtype` = \"fp32\" is not there yet; outputs have "
-            "the dtype of the weights: set it to \"bf16\", or remove it and cast what the model returns");
+  EXPECT_EQ(
+      refusal_of_yaml("distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: "
+                      "{fsdp_mixed_precision_policy: {output_dtype: fp32}}")
+          .message,
+      "f.yaml:3: `fsdp_config.fsdp_mixed_precision_policy.output_dtype` = \"fp32\" is not there yet; outputs have "
+      "the dtype of the weights: set it to \"bf16\", or remove it and cast what the model returns");
 }
 
 TEST(Accelerate, AMistakeInTheFileOfDeepSpeedsNamesThatFileAndItsLine) {
@@ -282,7 +302,7 @@ TEST(Accelerate, MistakesHaveTheKeysAndLinesOfTheFile) {
                        "4 f.yaml: unknown key `fsdp_config.fsdp_offload_parms`. Did you mean `fsdp_offload_params`?",
                        "5 f.yaml: `fsdp_config.fsdp_use_orig_params` is 3; expected true or false"}));
   EXPECT_EQ(refusal_of_yaml("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 7\n"),
-            wrong("f.yaml: `deepspeed_config.zero_stage` is 7; expected an integer from 0 to 3"));
+            wrong("f.yaml:3: `deepspeed_config.zero_stage` is 7; expected an integer from 0 to 3"));
   EXPECT_EQ(refusal_of_yaml("compute_environment: LOCAL_MACHINE"),
             wrong("f.yaml: `distributed_type` is missing; set it to FSDP, DEEPSPEED or MULTI_GPU"));
 }
@@ -291,7 +311,8 @@ TEST(Accelerate, VersionsOfFsdpHaveTheirOwnWords) {
   EXPECT_EQ(
       refusal_of_yaml("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: FULL_SHARD}")
           .message,
-      "f.yaml: `fsdp_config.fsdp_reshard_after_forward` is \"FULL_SHARD\"; expected true or false with `fsdp_version` "
+      "f.yaml:2: `fsdp_config.fsdp_reshard_after_forward` is \"FULL_SHARD\"; expected true or false with "
+      "`fsdp_version` "
       "2");
   EXPECT_EQ(
       refusal_of_yaml("distributed_type: FSDP\nfsdp_config: {fsdp_version: 1, fsdp_reshard_after_forward: true}").code,

@@ -277,6 +277,20 @@ class Initialize(Case):
         self.assertEqual(result[2], "UnsupportedError: config: `sharding_strategy` = \"HYBRID_SHARD\" is not there yet; use FULL_SHARD or SHARD_GRAD_OP, or DeepSpeed's "
                          "keys with `zero_optimization.mics_shard_size`, the ranks of a machine")
 
+    def test_every_mistake_of_a_file_is_told_by_its_line_and_the_name_that_it_has_there(self):
+        accelerates = self.write("ds.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 5\n  gradient_accumulation_steps: one\n")
+        autos = self.write("ds.json", '{"train_micro_batch_size_per_gpu": "auto",\n"gradient_clipping": "auto",\n"zero_optimization": {"stgae": 3}}')
+        result = self.on_ranks(2, _START + f"""
+    result = [refusal(model=model(), config=path) for path in ({str(accelerates)!r}, {str(autos)!r})]
+""")
+        self.assertEqual(result[0].splitlines(), [
+            f"ConfigError: {accelerates}:3: `deepspeed_config.zero_stage` is 5; expected an integer from 0 to 3",
+            f"{accelerates}:4: `deepspeed_config.gradient_accumulation_steps` is \"one\"; expected an integer from 1 to 2147483647"])
+        self.assertEqual(result[1].splitlines(), [
+            f"ConfigError: {autos}: `train_micro_batch_size_per_gpu`, `gradient_clipping` are \"auto\", which transformers or Accelerate fill in "
+            "before initialize(); without them give them values, or leave them out",
+            f"{autos}:3: unknown key `zero_optimization.stgae`. Did you mean `stage`?"])
+
     def test_configurations_that_differ_by_rank_are_named_on_every_rank(self):
         result = self.on_ranks(2, _START + """
     rank = deepspeed.comm.world().rank

@@ -22,16 +22,22 @@ ConfigSource parse_source(std::string_view text, const std::string& origin);
 /// From parsed JSON in either form, or like a FullyShardedDataParallelPlugin of Accelerate's.
 ConfigSource source_from_json(Json json, const std::string& origin = "<json>", std::map<std::string, int> lines = {});
 
+/// Lets errors about `source` name keys as the file `path` does from which its options once came, and their lines.
+void name_as_in_file(ConfigSource& source, const std::filesystem::path& path);
+
 /// The source's options, with its micro-batch where the dialect has no key for a batch size. Logs the remarks on a file
 /// of Accelerate.
-/// Throws    ConfigError: the first of the source's mistakes.
+/// Throws    ConfigError: the source's mistakes.
 Json options_of(const ConfigSource& source);
 
 /// The second half of read_config(). Throws as that.
 Config config_from_source(const ConfigSource& source, int world_size, const Degrees& degrees = {});
 
-/// All mistakes of a source, by line; config_from_source() throws one of them. Empty: there are none.
+/// All mistakes of a source, by line; config_from_source() throws them. Empty: there are none.
 std::vector<ConfigMistake> mistakes_in(const ConfigSource& source, int world_size, const Degrees& degrees = {});
+
+/// A line for each: "FILE:LINE: …". `origin` is the source's; one such as <string> is no file, and has no lines.
+std::string text_of(const std::vector<ConfigMistake>& mistakes, const std::string& origin);
 
 /// Every key, its values, default and effect, as tables in Markdown: a part of docs/config.md.
 std::string keys_page();

@@ -8,6 +8,7 @@
 #include "config/document/option.h"
 #include "config/document/yaml.h"
 #include "trireme/base/json_limits.h"
+#include "trireme/base/suggest.h"
 #include "trireme/base/utf8.h"
 #include "trireme/config/dialects/accelerate.h"
 
@@ -69,7 +70,13 @@ Mapping maps(const char* topic, const std::string& key, const std::string& path,
     if (pairs.empty()) return set(file, draft, key, path, *value);
     const auto pair =
         std::find_if(pairs.begin(), pairs.end(), [&](const auto& one) { return is_same(one.theirs, *value); });
-    if (pair == pairs.end()) file.fail(key, "one of " + words);
+    if (pair == pairs.end()) {
+      std::vector<std::string> choices;
+      for (const ValuePair& one : pairs)
+        choices.push_back(one.theirs.is_string() ? one.theirs.get<std::string>() : one.theirs.dump());
+      const std::string hint = value->is_string() ? did_you_mean(value->get<std::string>(), choices) : "";
+      file.fail(key, str("one of ", words, hint.empty() ? "" : "." + hint));
+    }
     if (!pair->here.is_null()) set(file, draft, key, path, pair->here);
   };
   row.write = [=](const Draft& draft) -> std::optional<Json> {

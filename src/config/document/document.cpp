@@ -180,8 +180,10 @@ std::string Document::path_of(const std::string& path) const {
 
 void Document::fail(const std::string& path, const std::string& expected) const {
   const Json& json = *value_at(json_, path);
-  const bool numeric = expected.find("number") != std::string::npos || expected.find("integer") != std::string::npos;
-  const char* fix = numeric && is_number_in_quotes(json) ? "; write it without quotes" : "";
+  const auto expects = [&](const char* word) { return expected.find(word) != std::string::npos; };
+  const bool in_quotes = ((expects("number") || expects("integer")) && is_number_in_quotes(json)) ||
+                         (expects("true") && (json == "true" || json == "false"));
+  const char* fix = in_quotes ? "; write it without quotes" : "";
   refuse(path, str("`", path_of(path), "` is ", show(json), "; expected ", expected, fix));
 }
 

@@ -10,9 +10,13 @@ namespace {
 
 /// Names of keys in other libraries, where no edit leads from one name to the other.
 std::string name_here(const std::string& key) {
-  static const std::map<std::string, std::string> names = {{"learning_rate", "lr"},
-                                                           {"batch_size", "train_batch_size"},
-                                                           {"micro_batch_size", "train_micro_batch_size_per_gpu"}};
+  static const std::map<std::string, std::string> names = {
+      {"learning_rate", "lr"},
+      {"batch_size", "train_batch_size"},
+      {"max_grad_norm", "gradient_clipping"},
+      {"micro_batch_size", "train_micro_batch_size_per_gpu"},
+      {"per_device_train_batch_size", "train_micro_batch_size_per_gpu"},
+      {"warmup_steps", "warmup_num_steps"}};
   const auto found = names.find(key);
   return found == names.end() ? key : found->second;
 }
@@ -44,6 +48,13 @@ std::vector<std::string> keys_in(const std::vector<KnownKey>& known, const std::
   return keys;
 }
 
+/// Where a key that is unknown in its section stands elsewhere: " Did you mean `zero_optimization.stage`?"
+std::string in_another_section(const std::string& name, const std::vector<KnownKey>& known) {
+  for (const KnownKey& key : known)
+    if (key.path.ends_with("." + name)) return str(" Did you mean `", key.path, "`?");
+  return "";
+}
+
 void refuse_unknown_keys(const Json& object, const std::string& prefix, const std::vector<KnownKey>& known,
                          Document& file) {
   const std::vector<std::string> keys = keys_in(known, prefix);
@@ -56,7 +67,9 @@ void refuse_unknown_keys(const Json& object, const std::string& prefix, const st
     if (row != known.end() && (row->is_open || !is_section)) continue;
     file.attempt([&] {
       if (!is_section) {
-        const std::string hint = did_you_mean(name_here(item.key()), keys);
+        const std::string name = name_here(item.key());
+        std::string hint = did_you_mean(name, keys);
+        if (hint.empty()) hint = in_another_section(name, known);
         file.refuse(path, str("unknown key `", file.path_of(path), "`.",
                               hint.empty() ? " Remove it; `trireme docs config` lists all keys." : hint));
       }
