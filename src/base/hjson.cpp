@@ -263,7 +263,8 @@ Json parse_hjson(std::string_view text, const std::string& origin) {
   try {
     return parse_json(text, origin);
   } catch (const SyntaxError& of_json) {
-    if (without_trailing_blanks(text).empty()) throw;
+    if (without_trailing_blanks(text).empty())
+      throw SyntaxError(origin + ": empty, where an object { … } is expected", 1);
     try {
       JsonBuilder builder(text, origin);
       HjsonReader(text, origin, builder).run();

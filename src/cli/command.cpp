@@ -117,6 +117,19 @@ std::string joined(const std::vector<std::string>& words) {
   return text;
 }
 
+// A flag where a command is expected is called a flag.
+std::string no_command(const std::string& word, std::vector<std::string> commands) {
+  const bool is_flag = word.starts_with("-");
+  std::vector<std::string> flags = {"help", "version"};  // of the program itself
+  const std::string name = word.substr(std::min(word.find_first_not_of('-'), word.size()));
+  const std::string flag = closest_name(name, flags);
+  if (is_flag && !flag.empty()) return str("there is no flag ", word, ". Did you mean `--", flag, "`?");
+  if (is_flag) return str("there is no flag ", word, "; give a command first: ", joined(commands));
+  const auto hint = did_you_mean(word, commands);
+  if (!hint.empty()) return str("there is no command '", word, "'.", hint);
+  return str("there is no command '", word, "'; there is: ", joined(commands));
+}
+
 // `takes_program`: the command is a launcher, so that flags of others are known.
 std::optional<std::string> unexpected_argument(const CLI::App& app, bool takes_program) {
   const auto extras = app.remaining(true);
@@ -126,8 +139,7 @@ std::optional<std::string> unexpected_argument(const CLI::App& app, bool takes_p
   if (!word.starts_with("-")) {
     const auto commands = command_names(app);
     if (commands.empty()) return str("unexpected argument '", word, "'");
-    const auto hint = did_you_mean(word, commands);
-    return str("there is no command '", word, "'", hint.empty() ? "; there is: " + joined(commands) : "." + hint);
+    return no_command(word, commands);
   }
   if (const auto advice = takes_program ? advice_for_flag(name) : std::nullopt)
     return str("there is no flag ", name, "; ", *advice);
@@ -149,6 +161,8 @@ std::string complaint(const CLI::App& app, const CLI::ParseError& error) {
     return str("a value is missing: ", flag, " ", option->get_type_name());
   if (error.get_name() == "ExcludesError" && option)
     return str(flag, " and ", text.substr(text.rfind(' ') + 1), " exclude each other; give one");
+  if (error.get_name() == "RequiredError")
+    return str(option->get_name(option->get_positional()), " is missing: ", option->get_description());
   return text;
 }
 
@@ -250,10 +264,7 @@ int run(const std::vector<std::string>& arguments) {
     if (arguments[0] == command.name) return run_command(command, {arguments.begin() + 1, arguments.end()});
     names.emplace_back(command.name);
   }
-  return report(
-      "trireme",
-      str("there is no command '", arguments[0], "'.", did_you_mean(arguments[0], names), " (see trireme --help)"),
-      kWrongUse);
+  return report("trireme", str(no_command(arguments[0], names), " (see trireme --help)"), kWrongUse);
 }
 
 }  // namespace trireme::cli

@@ -134,7 +134,10 @@ pipeline::Schedule schedule_of(const PlanFlags& flags) {
                                                  {"--stages", flags.stages.has_value()},
                                                  {"--micro-batches", flags.micro_batches.has_value()}};
   for (const auto& [name, is_given] : needed)
-    if (!is_given) throw ConfigError(str(name, " is required (see trireme plan --help)"));
+    if (!is_given)
+      throw ConfigError(str(name, " is missing: for a pipeline's schedule give --schedule, --stages and ",
+                            "--micro-batches, for a run --config FILE, for the slices of a model --tp N and --model ",
+                            "(see trireme plan --help)"));
   for (const auto& [name, is_given] : {std::pair{"--model", !flags.model.empty()},
                                        {"--world", flags.world.has_value()},
                                        {"--rank", flags.rank.has_value()}})

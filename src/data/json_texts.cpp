@@ -5,6 +5,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
+#include "trireme/base/utf8.h"
 
 namespace trireme {
 namespace {
@@ -71,7 +72,8 @@ class Reader {
       return parse_json(text, place);
     } catch (const ConfigError& error) {
       const std::string message = error.what();
-      throw DataError(str(message.substr(0, message.find('\n')),
+      constexpr size_t kMostShown = 250;  // the parser repeats what it has read, perhaps a whole document
+      throw DataError(str(excerpt(message.substr(0, message.find('\n')), kMostShown),
                           "; mend it, or set the data format (--data-format bytes) to train on the file as it is"));
     }
   }

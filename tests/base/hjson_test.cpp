@@ -27,6 +27,11 @@ TEST(Hjson, ReadsJsonWithCommentsAsJson) {
             R"({"b":1,"a":[true,null,"x",1.5,-2]})");
 }
 
+TEST(Hjson, CallsAnEmptyTextEmpty) {
+  for (const char* text : {"", " \n\t"})
+    EXPECT_EQ(hjson_error_of(text), "ds.hjson: empty, where an object { … } is expected");
+}
+
 TEST(Hjson, NeedsNoQuotesAroundKeysAndTexts) {
   EXPECT_EQ(read_text("{\n  optimizer: {\n    type: AdamW\n    lr: 1e-3\n  }\n  steps: 3\n}"),
             R"({"optimizer":{"type":"AdamW","lr":0.001},"steps":3})");
@@ -101,8 +106,8 @@ TEST(Hjson, RefusesNestingThatWouldUseUpTheStack) {
 }
 
 TEST(Hjson, RefusesWhatIsNoHjson) {
-  for (const char* text : {"", " ", "word", "{a b: 1}", "{a /* b */: 1}", "{: 1}", "{a: 1} x", "{a:}", "{,}",
-                           "a: 'open\n'", "a: \"\\q\"", "a: '''x", "a: 1 /* never", "a: \xff\n"})
+  for (const char* text : {"word", "{a b: 1}", "{a /* b */: 1}", "{: 1}", "{a: 1} x", "{a:}", "{,}", "a: 'open\n'",
+                           "a: \"\\q\"", "a: '''x", "a: 1 /* never", "a: \xff\n"})
     EXPECT_EQ(hjson_error_of(text).rfind("ds.hjson:1:", 0), 0u) << text << " -> " << hjson_error_of(text);
   EXPECT_NE(hjson_error_of("a:\n" + std::string(100'000, '[')).find("nested deeper than 500 levels"),
             std::string::npos);

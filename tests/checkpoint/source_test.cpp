@@ -116,6 +116,11 @@ TEST(OpenCheckpoint, TakesNoWeightsForACheckpointThatLatestNamesAndThatIsDamaged
   EXPECT_NE(refusal().find("`latest` names one, which is no complete checkpoint: damaged; for the weights beside it"),
             std::string::npos)
       << refusal();
+  save_state(folder, 1, "two", 1);
+  write_text(folder / "latest", "three");
+  EXPECT_NE(refusal().find("`latest` names three, which is not there; name one of its tags: two; for the weights"),
+            std::string::npos)
+      << refusal();
 }
 
 TEST(OpenCheckpoint, SaysWhatItLookedForAndWhatIsThere) {

@@ -38,7 +38,13 @@ void expect_wrong_use(const std::vector<std::string>& arguments, const std::stri
 
 TEST(Command, SuggestsTheNameThatWasMeant) {
   expect_wrong_use({"trian"}, "trireme: there is no command 'trian'. Did you mean `train`? (see trireme --help)");
-  expect_wrong_use({"frobnicate"}, "trireme: there is no command 'frobnicate'. (see trireme --help)");
+  expect_wrong_use({"frobnicate"},
+                   "trireme: there is no command 'frobnicate'; there is: train, generate, launch, "
+                   "deepspeed, inspect, consolidate, convert, estimate, plan, config, docs (see "
+                   "trireme --help)");
+  expect_wrong_use({"--versoin"},
+                   "trireme: there is no flag --versoin. Did you mean `--version`? (see trireme --help)");
+  EXPECT_NE(say({"-v"}).err.find("trireme: there is no flag -v; give a command first: train, "), std::string::npos);
 }
 
 TEST(Command, PrintsTheManualToWhichErrorsPoint) {
@@ -87,6 +93,8 @@ TEST(Command, SuggestsTheFlagThatWasMeant) {
 
 TEST(Command, SaysWhatToWriteForFlagsOfOtherLaunchers) {
   const std::pair<const char*, const char*> cases[] = {{"--nproc_per_node=2", "--num_gpus N"},
+                                                       {"--deepspeed", "behind the program"},
+                                                       {"--deepspeed_config", "behind the program"},
                                                        {"--nproc-per-node", "--num_gpus N"},
                                                        {"-np", "--num_gpus N"},
                                                        {"--num_processes", "--num_gpus N"},
@@ -127,7 +135,9 @@ TEST(Command, GeneratesFromAFolderWithoutAFlag) {
   const TemporaryFolder folder;
   expect_wrong_use({"generate", folder / "nothing"},
                    "trireme generate: --checkpoint " + (folder / "nothing") + ": there is no such folder");
-  expect_wrong_use({"generate"}, "trireme generate: --checkpoint is required (see trireme generate --help)");
+  expect_wrong_use({"generate"},
+                   "trireme generate: FOLDER is missing: folder of a run, of its checkpoints, or one checkpoint (see "
+                   "trireme generate --help)");
   EXPECT_NE(say({"generate", "--help"}).out.find("Usage: trireme generate [FLAGS] FOLDER"), std::string::npos);
 }
 
@@ -144,7 +154,10 @@ TEST(Command, SaysWhatAFlagOrArgumentNeeds) {
   expect_wrong_use({"train", "--data"}, "trireme train: a value is missing: --data PATH (see trireme train --help)");
   expect_wrong_use({"train", "--data", "x", "--steps"},
                    "trireme train: a value is missing: --steps N (see trireme train --help)");
-  expect_wrong_use({"config", "check"}, "trireme config check: FILE is required (see trireme config check --help)");
+  expect_wrong_use(
+      {"config", "check"},
+      "trireme config check: FILE is missing: DeepSpeed JSON, or YAML of Accelerate (see trireme config check "
+      "--help)");
   expect_wrong_use({"estimate", "--params", "1", "--dtype", "fp16"},
                    "trireme estimate: --dtype: 'fp16' is none of fp32, bf16 (see trireme estimate --help)");
   expect_wrong_use(
@@ -598,7 +611,10 @@ TEST(PlanCommand, NamesTheFlagThatIsWrongAndTheFix) {
   expect_wrong_use(plan({"--schedule", "zb-h2"}),
                    "trireme plan: --schedule: 'zb-h2' is none of 1f1b, inference, gpipe, interleaved, zb-h1, zb-v, "
                    "dualpipe-v. Did you mean `zb-h1`? (see trireme plan --help)");
-  expect_wrong_use(plan({}), "trireme plan: --schedule is required (see trireme plan --help)");
+  expect_wrong_use(plan({}),
+                   "trireme plan: --schedule is missing: for a pipeline's schedule give --schedule, --stages and "
+                   "--micro-batches, for a run --config FILE, for the slices of a model --tp N and --model "
+                   "(see trireme plan --help)");
   expect_wrong_use(
       plan({"--schedule", "zb-v", "--chunks", "2"}),
       "trireme plan: --chunks 2: the schedule 'zb-v' has a fixed number of parts per stage; leave --chunks "
@@ -720,14 +736,15 @@ TEST(ConfigCheckCommand, AcceptsTheConfigurationThatMakeTrainRunsWith) {
 
 TEST(LaunchCommand, RefusesWrongFlags) {
   expect_wrong_use({"launch"},
-                   "trireme launch: no program given; write it after the flags: trireme launch --num_gpus 2 "
+                   "trireme launch: no program given; write it after the flags, such as --num_gpus 2 "
                    "./my_program --epochs 3");
   expect_wrong_use(
       {"launch", "--num_gpus", "none", "/bin/true"},
       "trireme launch: --num_gpus: 'none' is not a whole number from 1 to 65535 (see trireme launch --help)");
   expect_wrong_use({"launch", "--grace", "1e18", "/bin/true"},
                    "trireme launch: --grace: '1e18' is not a number from 0 to 1e+06 (see trireme launch --help)");
-  expect_wrong_use({"launch", "./no_such_program"}, "trireme launch: there is no program './no_such_program'");
+  expect_wrong_use({"launch", "./no_such_program"},
+                   "trireme launch: there is no program './no_such_program'; correct its path");
   const TemporaryFolder folder;
   const auto hosts = folder.write("hosts", "elsewhere slots=2\n");
   const auto said = say({"launch", "--hostfile", hosts, "/bin/true"});

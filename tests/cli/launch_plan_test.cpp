@@ -147,8 +147,7 @@ TEST(LaunchPlan, RefusesOtherHostsByName) {
 
 TEST(LaunchPlan, RefusesFlagsThatDoNotFit) {
   const auto refusal = [](const LaunchRequest& request) { return error_text([&] { plan_launch(request, kMachine); }); };
-  EXPECT_EQ(refusal({}),
-            "no program given; write it after the flags: trireme launch --num_gpus 2 ./my_program --epochs 3");
+  EXPECT_EQ(refusal({}), "no program given; write it after the flags, such as --num_gpus 2 ./my_program --epochs 3");
   EXPECT_EQ(
       refusal({.ranks_per_node = 2, .include = "localhost", .program = {"p"}}),
       "--num_gpus and --num_nodes cannot be combined with --include or --exclude; the slots say how many ranks run");

@@ -38,6 +38,25 @@ TEST(LaunchProgram, RunsScriptsUnderThePythonThatTheBuildIsFor) {
   EXPECT_EQ(executable("/usr/bin/python3"), "/usr/bin/python3\n");
 }
 
+TEST(LaunchProgram, LetsScriptsOfABuildTreeImportItsPackage) {
+  const auto packages = std::filesystem::path(program_path()).parent_path().parent_path() / "python";
+  std::string files;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(packages / "trireme", none))
+    files += entry.path().filename().string() + " ";
+  if (files.find("_core.cpython") == std::string::npos) GTEST_SKIP() << "built without Python";
+  const TemporaryFolder folder;
+  const auto script = folder.write(
+      "script.py",
+      "import importlib.util, os; print(importlib.util.find_spec('trireme').origin, os.environ['PYTHONPATH'])\n");
+  const auto origin = (packages / "trireme/__init__.py").string();
+  const auto said = [&](const std::string& path) {
+    return run_program({"launch", "--prefix", "none", script}, {{"PYTHONPATH", path}}).out;
+  };
+  EXPECT_EQ(said(""), origin + " " + packages.string() + "\n");
+  EXPECT_EQ(said("/mine"), origin + " /mine:" + packages.string() + "\n");
+}
+
 TEST(LaunchProgram, SaysOnceThatAScriptIsNotThere) {
   for (const std::string command : {"launch", "deepspeed"}) {
     const auto done = run_program({command, "--num_gpus", "2", "/nowhere/train.py", "--lr", "1"});

@@ -156,8 +156,9 @@ TEST(Supervisor, RefusesAProgramThatIsNotThereBeforeAnythingStarts) {
   const auto start = [](const std::string& program) {
     return error_text([&] { Supervisor({{{program}, {}}}, {}).run(); });
   };
-  EXPECT_EQ(start("/no/such/program"), "there is no program '/no/such/program'");
-  EXPECT_EQ(start("surely_no_such_program"), "there is no program 'surely_no_such_program'");
+  EXPECT_EQ(start("/no/such/program"), "there is no program '/no/such/program'; correct its path");
+  EXPECT_EQ(start("/tmp"), "there is no program '/tmp': this is a folder; name a file in it");
+  EXPECT_EQ(start("surely_no_such_program"), "there is no program 'surely_no_such_program'; correct its path");
 }
 
 TEST_F(SupervisorFiles, RefusesAProgramThatMayNotBeExecuted) {

@@ -126,6 +126,7 @@ TEST(DataErrors, ARecordWithoutTheTextKeyIsNamedByItsLineWithTheKeysThatItHas) {
       {"{}", {"line 1", "the record is empty"}},
       {"\"a\"\n\"b\"\n", {"line 1", "this is a string", "expected a record"}},
       {"{\"text\": \"a\"}\n{\"text\": \"b}\n", {"line 2", "--data-format bytes"}},
+      {R"({"text": ")" + std::string(9000, 'x') + "\n", {"line 1", "missing closing quote", "xx…; mend it"}},
       {R"({"text": "a\u0000b"})", {"line 1", "\\u0000"}},
       {R"([{"text": "a"}, {"body": "b"}])", {"a.jsonl[1]", "`body`"}},
       {"{\n  \"data\": [{\"text\": \"a\"}]\n}\n", {"a.jsonl", "no key `text`", "`data`"}},

@@ -110,7 +110,7 @@ class Consolidation {
     if (!former.empty() && options_.existing == ExistingOutput::kRefuse)
       throw CheckpointError(str((folder_ / former.front()).string(),
                                 ": this file exists already; give another folder, remove it first, or overwrite it "
-                                "(`trireme consolidate --overwrite`)"));
+                                "(`--overwrite` of `trireme consolidate`)"));
     const std::vector<ModelFile> companions = companion_files();
     warn_of_missing_frozen();
     files_.create_directories(folder_);
@@ -156,7 +156,7 @@ class Consolidation {
       if (options_.existing == ExistingOutput::kRefuse && !difference.empty())
         throw CheckpointError(
             str((folder_ / file.name).string(), ": this file is of another model: ", difference,
-                "; give another folder, remove it first, or overwrite it (`trireme consolidate --overwrite`)"));
+                "; give another folder, remove it first, or overwrite it (`--overwrite` of `trireme consolidate`)"));
       return difference.empty();
     });
     return files;

@@ -64,8 +64,13 @@ Path checkpoint_beside_weights(const Path& folder) {
     log(LogLevel::kWarning, str(folder.string(), ": `latest` names the checkpoint ", tag, ", which is taken", weights));
     return *found;
   }
-  throw CheckpointError(
-      str(folder.string(), ": `latest` names ", tag, ", which is no complete checkpoint: damaged", weights));
+  const std::vector<std::string> tags = tags_in(folder);
+  std::error_code ignored;
+  throw CheckpointError(str(folder.string(), ": `latest` names ", tag,
+                            std::filesystem::exists(folder / tag, ignored)
+                                ? ", which is no complete checkpoint: damaged"
+                                : ", which is not there",
+                            tags.empty() ? "" : str("; name one of its tags: ", tag_list(tags)), weights));
 }
 
 /// The checkpoint that the folder `path` stands for by itself, without a tag; nullopt: none.

@@ -17,6 +17,7 @@ constexpr const char* kNoRestart =
     "leave it out: when a rank fails the job ends; start it again, with the checkpoint that the program loads";
 constexpr const char* kLogs = "write --log-dir DIR for a file of each rank's output";
 constexpr const char* kOfPlugin = "leave it out: it stands in the configuration that the program gives to initialize()";
+constexpr const char* kOfProgram = "write it behind the program, whose argument it is";
 constexpr const char* kCores = "leave it out: OMP_NUM_THREADS is cores / ranks; `taskset` chooses cores";
 constexpr const char* kNotThere = "it is not there yet; leave it out";
 
@@ -61,6 +62,8 @@ const std::map<std::string, const char*>& advices() {
       {"multi-gpu", "leave it out; --num_gpus N says how many"},
       {"cpu", "leave it out, and set TRIREME_DEVICE=cpu"},
       {"use-cpu", "leave it out, and set TRIREME_DEVICE=cpu"},
+      {"deepspeed", kOfProgram},
+      {"deepspeed-config", kOfProgram},
       {"config-file", kOfPlugin},
       {"deepspeed-config-file", kOfPlugin},
       {"zero-stage", kOfPlugin},

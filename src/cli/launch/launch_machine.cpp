@@ -45,12 +45,29 @@ int bind_port(int port) {
   return ntohs(address.sin_port);
 }
 
+// The folder of the installation, or of the build tree, that the running program is in.
+std::filesystem::path own_folder() {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path();
+}
+
+// PYTHONPATH with the package of a build tree, which is not installed, behind what it names already. Empty: as it is.
+std::string path_with_package() {
+  const auto packages = own_folder() / "python";
+  std::error_code none;
+  bool is_built = false;
+  for (const auto& entry : std::filesystem::directory_iterator(packages / "trireme", none))
+    is_built =
+        is_built || (entry.path().filename().string().starts_with("_core.") && entry.path().extension() == ".so");
+  if (!is_built) return "";
+  const char* named = std::getenv("PYTHONPATH");
+  return str(named ? named : "", named && *named ? ":" : "", packages.string());
+}
+
 // The Python that TRIREME_PYTHON names; in a build tree the one that the package is built for, which the build has left
 // beside the program; else `fallback`.
 std::string python_to_run(const std::string& fallback) {
   if (const char* python = std::getenv("TRIREME_PYTHON"); python != nullptr && *python != '\0') return python;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe");
-  std::ifstream file(program.parent_path().parent_path() / "share" / "trireme" / "python");
+  std::ifstream file(own_folder() / "share" / "trireme" / "python");
   std::string built_for;
   return std::getline(file, built_for) ? built_for : fallback;
 }
@@ -63,6 +80,7 @@ LaunchMachine this_machine() {
   LaunchMachine machine{.host_name = name.data(), .cores = usable_cores(), .free_port = bind_port(0)};
   machine.has_omp_num_threads = std::getenv("OMP_NUM_THREADS") != nullptr;
   machine.python = python_to_run(machine.python);
+  machine.python_path = path_with_package();
   if (std::getenv("TRIREME_TOKEN") == nullptr) machine.token = random_text();
   if (machine.free_port == 0) throw IoError(str("no free port for rendezvous: ", std::strerror(errno)));
   return machine;

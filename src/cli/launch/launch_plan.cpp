@@ -11,8 +11,7 @@ namespace {
 
 void check_flags(const LaunchRequest& request) {
   if (request.program.empty()) {
-    throw ConfigError(
-        "no program given; write it after the flags: trireme launch --num_gpus 2 ./my_program --epochs 3");
+    throw ConfigError("no program given; write it after the flags, such as --num_gpus 2 ./my_program --epochs 3");
   }
   const bool selects = !request.include.empty() || !request.exclude.empty();
   if (selects && (request.ranks_per_node || request.nodes)) {
@@ -149,6 +148,7 @@ std::vector<RankCommand> plan_launch(const LaunchRequest& request, const LaunchM
                          {"GROUP_RANK", "0"},
                          {"MASTER_ADDR", request.master_addr.empty() ? "127.0.0.1" : request.master_addr},
                          {"MASTER_PORT", std::to_string(request.master_port.value_or(machine.free_port))}}};
+    if (!machine.python_path.empty()) command.environment.emplace_back("PYTHONPATH", machine.python_path);
     if (!machine.token.empty()) command.environment.emplace_back("TRIREME_TOKEN", machine.token);
     if (!machine.has_omp_num_threads) {
       command.environment.emplace_back("OMP_NUM_THREADS", std::to_string(std::max(1, machine.cores / size)));

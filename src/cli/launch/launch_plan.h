@@ -40,6 +40,7 @@ struct LaunchMachine {
   int free_port = 0;                 ///< for rendezvous, where no --master_port is given
   bool has_omp_num_threads = false;  ///< OMP_NUM_THREADS is set in the environment
   std::string python = "python3";    ///< or what TRIREME_PYTHON or the build says
+  std::string python_path = {};      ///< for PYTHONPATH; empty: the environment's stays
   std::string token = {};            ///< for TRIREME_TOKEN; empty where the environment has one
 };
 

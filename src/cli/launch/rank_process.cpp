@@ -169,9 +169,11 @@ std::string find_program(const std::string& name) {
       candidates.push_back((folder.empty() ? "." : folder) + "/" + name);
   }
   struct stat info {};
-  bool found = false;
+  bool found = false, is_folder = false;
   for (const auto& path : candidates) {
-    if (stat(path.c_str(), &info) != 0 || S_ISDIR(info.st_mode)) continue;
+    if (stat(path.c_str(), &info) != 0) continue;
+    is_folder = is_folder || S_ISDIR(info.st_mode);
+    if (S_ISDIR(info.st_mode)) continue;
     found = true;
     if (access(path.c_str(), X_OK) == 0) return path;
   }
@@ -179,7 +181,9 @@ std::string find_program(const std::string& name) {
   if (name.find('/') == std::string::npos && stat(name.c_str(), &info) == 0) {
     throw ConfigError(str("there is no program '", name, "' along PATH; for the one in this folder write ./", name));
   }
-  throw ConfigError(str("there is no program '", name, "'"));
+  throw ConfigError(str("there is no program '", name, "'",
+                        is_folder && name.find('/') != std::string::npos ? ": this is a folder; name a file in it"
+                                                                         : "; correct its path"));
 }
 
 }  // namespace trireme::cli
