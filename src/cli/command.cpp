@@ -14,6 +14,7 @@
 #include "cli/shell/print.h"
 #include "trireme/base/error.h"
 #include "trireme/base/format.h"
+#include "trireme/base/launcher_channel.h"
 #include "trireme/base/suggest.h"
 #include "trireme/base/version.h"
 
@@ -63,6 +64,8 @@ int run_action(const std::string& name, const Action& action, const Invocation& 
   } catch (const Error& error) {
     const int exit_code = exit_code_of(error);
     const std::string kind = exit_code == kPeerFailed ? str(trireme::name_of(error.code()), ": ") : "";
+    // The launcher shows one of the same errors of several ranks.
+    if (exit_code != kPeerFailed && leave_to_launcher(error.what())) return exit_code;
     return report(name, kind + error.what(), exit_code);
   } catch (const std::exception& error) {
     return report(name, explain(error, name), kFailed);

@@ -87,6 +87,13 @@ TEST(LaunchProgram, KeepsItsNumberInAFileWhileItRuns) {
   EXPECT_FALSE(std::filesystem::exists("/tmp/" + number + ".ds"));
 }
 
+TEST(LaunchProgram, ShowsTheErrorOfItsOwnCommandsOnceForAllRanks) {
+  const auto done = run_program({"launch", "--num_gpus", "2", program_path(), "inspect", "/nowhere"});
+  EXPECT_EQ(done.exit_code, 2);
+  EXPECT_TRUE(done.err.ends_with(" ended with an error:\n    /nowhere: there is no such file or folder\n")) << done.err;
+  EXPECT_EQ(done.err.find("/nowhere"), done.err.rfind("/nowhere")) << done.err;
+}
+
 TEST(LaunchProgram, TakesADoubleDashBeforeTheProgram) {
   EXPECT_EQ(run_program({"launch", "--prefix", "none", "--", "/bin/echo", "--hostfile"}).out, "--hostfile\n");
 }

@@ -38,6 +38,19 @@ TEST_P(SharedMemories, OfEachBelongsToOneRank) {
   });
 }
 
+TEST_P(SharedMemories, ThatCannotBeMadeAreRefusedOnEveryRankWithTheReason) {
+  run([](Rank& rank) {
+    try {
+      rank.world().memory_sharing()->share(size_t{1} << 60, MemorySharing::Share::kOne);  // beyond any address space
+      FAIL();
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find("failed on rank 0: cannot "), std::string::npos) << text;
+      EXPECT_NE(text.find(std::to_string(size_t{1} << 60)), std::string::npos) << text;
+    }
+  });
+}
+
 TEST_P(SharedMemories, OutlivesItsGroup) {
   run([](Rank& rank) {
     auto group = rank.world().clone("short-lived");

@@ -1,6 +1,7 @@
 #include "comm/fabric/fabric_backend.h"
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <type_traits>
 #include <utility>
@@ -30,6 +31,7 @@ struct Offer {
 
 struct Outcome {
   int64_t failed = 0;
+  std::array<char, 1016> problem = {};  ///< its words, which every rank says: the rank that failed may be ended first
 };
 
 }  // namespace
@@ -101,13 +103,13 @@ std::vector<std::shared_ptr<Segment>> FabricBackend::exchange_segments(const Cal
     problem = error.what();
   }
   outcomes[self].failed = problem.empty() ? 0 : 1;
+  problem.copy(outcomes[self].problem.data(), outcomes[self].problem.size() - 1);
   exchange(call, outcomes);
   if (segments[self]) segments[self]->withdraw();
   for (size_t peer = 0; peer < size; ++peer)
     if (outcomes[peer].failed != 0)
       throw IoError(str(name_of(call.kind), " of group '", fabric_state_->name(), "' failed on ",
-                        fabric_state_->title(static_cast<int>(peer)), ": ",
-                        peer == self ? problem : "see the error of that rank"));
+                        fabric_state_->title(static_cast<int>(peer)), ": ", outcomes[peer].problem.data()));
   return segments;
 }
 
