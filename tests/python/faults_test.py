@@ -38,17 +38,21 @@ except deepspeed.errors.Error as error:
 
 # Rank 1 is late for a call in which rank 0 gives up, without a word, and then fails by itself.
 _LATE = """
-import os, sys, time, trireme
+import os, pathlib, sys, time, trireme
 trireme.init_distributed()
 world = trireme.comm.world()
 world.barrier()
+ends = pathlib.Path(sys.argv[1])
 if world.rank == 1:
-    time.sleep(6)  # longer than the limit
+    while not ends.exists():
+        time.sleep(0.01)
+    time.sleep(0.3)  # rank 0 is gone
     sys.stderr.write("this is why\\n")
     os._exit(7)
 try:
     world.barrier()
 except trireme.errors.CommTimeoutError:
+    ends.touch()
     os._exit(3)
 """
 
@@ -138,7 +142,7 @@ class Fault(Case):
 
     def test_the_rank_that_another_waited_for_is_to_blame_whatever_they_write(self):
         script = self.write("late.py", _LATE)
-        status, _, err = harness.launch(2, [script], environment={"TRIREME_TIMEOUT_S": "4"}, timeout_s=60)
+        status, _, err = harness.launch(2, [script, str(self.folder / "ends")], environment={"TRIREME_TIMEOUT_S": "4"}, timeout_s=60)
         self.assertEqual(status, 7, err)
         self.assertIn("trireme launch: after that: rank 0 exited with code 3\ntrireme launch: rank 1 exited with code 7; its last lines:\n", err)
         self.assertTrue(err.endswith("    this is why\n"), err)
