@@ -255,7 +255,7 @@ TEST(TrainCommand, RefusesWrongInputsBeforeAnythingIsWritten) {
   const auto both = folder.write("both.json", R"({"train_batch_size": 4})");
   const auto out = folder / "out";
   const std::vector<WrongFlag> cases = {
-      {{"--config", bad}, bad + ": unknown key `optimiser`. Did you mean `optimizer`?"},
+      {{"--config", bad}, bad + ":1: unknown key `optimiser`. Did you mean `optimizer`?"},
       {{"--config", folder / "none.json"}, folder / "none.json"},
       {{"--config", both, "--batch", "2"}, "--batch: " + both + " already says train_batch_size=4; leave one out"},
       {{"--model", "llama-4m"}, "llama-4m"},

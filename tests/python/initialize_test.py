@@ -149,7 +149,7 @@ class Initialize(Case):
         for name, text in {"list": "a torch.nn.Module; put several", "kind": "make one, Linear(…)", "data": "training_data is a int",
                            "empty": "training_data is empty", "nan": "config['gradient_clipping'] is NaN; give it a number",
                            "twice": "two names of one argument", "group": "parameter group 0 has no \"params\", only ['lr']",
-                           "auto": "config: `gradient_clipping` is \"auto\"", "file": f"{path}: `zero_optimization.stage` is 7",
+                           "auto": "config: `gradient_clipping` is \"auto\"", "file": f"{path}:1: `zero_optimization.stage` is 7",
                            "missing": "Received: 'nowhere.json'; there is no such file", "json": "expected an object, {…}, found [1, 2]",
                            "nothing": "the callable gave None", "section": "config: `optimizer` is \"AdamW\"",
                            "params": "config: `optimizer.params` is [1]", "number": "Received: 5", "latin": f"{latin}: not UTF-8",
