@@ -28,7 +28,7 @@ def plain(value):
     if isinstance(value, (Value, DTensor)):
         return value.full_tensor()
     if isinstance(value, ShardedTensor):
-        whole = torch.empty(value.size(), dtype=value.dtype)
+        whole = torch.empty(value.size(), dtype=value.dtype, device=value._get_preferred_device())  # pylint: disable=protected-access
         value.gather(0, out=whole if torch.distributed.get_rank() == 0 else None)
         torch.distributed.broadcast(whole, 0)
         return whole
