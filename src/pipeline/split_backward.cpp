@@ -35,8 +35,8 @@ class Reach {
 
   /// Visits everything behind `roots` once, without recursion: graphs are as deep as models.
   void visit(const SplitBackward::Edges& roots) {
-    std::vector<std::pair<const Node*, size_t>> path;
-    const auto enter = [&](const Node* node) {
+    std::vector<std::pair<Node*, size_t>> path;
+    const auto enter = [&](Node* node) {
       if (node == nullptr || !known_.emplace(node, Known{}).second) return;
       path.emplace_back(node, 0);
     };
@@ -48,7 +48,7 @@ class Reach {
           enter(node->next_edges()[next++].function.get());
           continue;
         }
-        const Node* const done = node;
+        Node* const done = node;
         path.pop_back();
         Known known;
         if (done->next_edges().empty()) (inputs_.contains(done) ? known.to_input : known.to_weight) = true;
@@ -65,7 +65,7 @@ class Reach {
 
   bool to_input(const Edge& edge) const { return known_.at(edge.function.get()).to_input; }
   bool to_weight(const Edge& edge) const { return known_.at(edge.function.get()).to_weight; }
-  const std::vector<const Node*>& nodes() const { return order_; }
+  const std::vector<Node*>& nodes() const { return order_; }
 
  private:
   struct Known {
@@ -73,7 +73,7 @@ class Reach {
   };
   std::unordered_set<const Node*> inputs_;
   std::unordered_map<const Node*, Known> known_;
-  std::vector<const Node*> order_;
+  std::vector<Node*> order_;
 };
 
 // torch.utils.checkpoint's and DeepSpeed's functions have this name.
@@ -99,8 +99,8 @@ SplitBackward::SplitBackward(Edges outputs, const std::vector<at::Tensor>& input
 std::vector<at::Tensor> SplitBackward::input_gradients(const std::vector<at::Tensor>& output_gradients) {
   Reach reach(inputs_);
   reach.visit(outputs_);
-  for (const Node* const seen : reach.nodes()) {
-    Fork fork{std::const_pointer_cast<Node>(seen->shared_from_this()), {}, std::make_shared<std::vector<at::Tensor>>()};
+  for (Node* const seen : reach.nodes()) {
+    Fork fork{hold_node(*seen), {}, std::make_shared<std::vector<at::Tensor>>()};
     bool leads_aside = false;
     for (size_t i = 0; i < seen->next_edges().size(); ++i) {
       const Edge& edge = seen->next_edges()[i];

@@ -4,11 +4,12 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/edge.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "trireme/base/torch/nodes.h"
 
 namespace trireme {
 
@@ -43,7 +44,7 @@ class SplitBackward {
  private:
   /// A node at which a way to weights leaves the way to the inputs.
   struct Fork {
-    std::shared_ptr<torch::autograd::Node> node;
+    NodePtr node;
     std::vector<size_t> to_inputs;  ///< its next edges that lead to an input
     std::shared_ptr<std::vector<at::Tensor>> gradients;
   };

@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "trireme/base/error.h"
+#include "trireme/base/torch/nodes.h"
 #include "trireme/intercept.h"
 #include "trireme/intercept/random_streams.h"
 #include "trireme/pipeline/values.h"
@@ -32,7 +33,7 @@ struct Identity : torch::autograd::Node {
 
 /// `leaf` with its memory and its gradient, but no leaf: a layer may write into it.
 at::Tensor writable(const at::Tensor& leaf) {
-  std::shared_ptr<Identity> node(new Identity(), torch::autograd::deleteNode);
+  const NodePtr node = make_node<Identity>();
   node->set_next_edges(torch::autograd::collect_next_edges(leaf));
   at::Tensor value = leaf.detach();
   torch::autograd::set_history(value, node);

@@ -67,8 +67,7 @@ at::Tensor Deferred::make(Parts parts, at::IntArrayRef sizes, const at::Tensor& 
   inputs.push_back(own.rows);
   for (const at::Tensor& input : inputs)
     deferred->versions_.push_back({input, static_cast<uint32_t>(input._version())});
-  deferred->join_ = std::shared_ptr<Join>(new Join(torch::autograd::collect_next_edges(inputs), own.expression->size()),
-                                          torch::autograd::deleteNode);
+  deferred->join_ = make_node<Join>(torch::autograd::collect_next_edges(inputs), own.expression->size());
 
   const int64_t bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(sample.element_size());
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, sample.device()), nullptr, false);
@@ -101,7 +100,7 @@ void Deferred::materialize() {
   const c10::impl::ForceDispatchKeyGuard above_factories(with_autograd());
   const SaveMoment::Scope as_then(moment_);
   const at::Tensor value = parts_.expression->evaluate({parts_.rows}).contiguous().view(sizes_);
-  join_->lead_to(torch::autograd::impl::gradient_edge(value));
+  static_cast<Join&>(*join_).lead_to(torch::autograd::impl::gradient_edge(value));
   // Autograd may have saved `value` itself, so both storages share the memory.
   auto* shared = new c10::Storage(value.storage());
   c10::DataPtr data(

@@ -9,6 +9,7 @@
 
 #include "recompute/row_expression.h"
 #include "recompute/save_hooks.h"
+#include "trireme/base/torch/nodes.h"
 #include "trireme/intercept.h"
 
 namespace trireme::detail {
@@ -59,7 +60,7 @@ class Deferred final : public ManagedStorage, public std::enable_shared_from_thi
   std::vector<Version> versions_;
   SaveMoment moment_;  ///< at which the program called the product
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_{c10::intrusive_ptr<c10::StorageImpl>()};
-  std::shared_ptr<Join> join_;
+  NodePtr join_;  ///< a Join
 };
 
 /// A tensor as rows of a deferred one.

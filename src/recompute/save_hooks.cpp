@@ -1,16 +1,13 @@
 #include "recompute/save_hooks.h"
 
-#include <torch/csrc/autograd/anomaly_mode.h>
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/input_buffer.h>
-
 #include <algorithm>
 #include <atomic>
 #include <limits>
 #include <mutex>
 #include <utility>
 #include <vector>
+
+#include "trireme/base/torch/engine.h"
 
 namespace trireme::detail {
 namespace {
@@ -22,33 +19,14 @@ std::atomic<uint64_t> serials = 0;
 /// Scopes after this one are not asked.
 thread_local uint64_t last_asked = std::numeric_limits<uint64_t>::max();
 
-/// libtorch offers saved-tensor hooks to C++ through its engine only. This one hands everything else to the engine that
-/// was there before (Python's, where Python is).
-class HookingEngine final : public Engine {
+/// libtorch offers saved-tensor hooks to C++ through its engine only.
+class HookingEngine final : public ForwardingEngine {
  public:
-  explicit HookingEngine(Engine& real) : real_(real) {}
-
-  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
-                                         const torch::autograd::variable_list& inputs, bool keep_graph,
-                                         bool create_graph, bool accumulate_grad,
-                                         const torch::autograd::edge_list& outputs) override {
-    return real_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
-  }
-  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
-      const std::shared_ptr<torch::autograd::GraphTask>& task, std::shared_ptr<torch::autograd::Node> root,
-      torch::autograd::InputBuffer&& buffer) override {
-    return real_.execute_with_graph_task(task, std::move(root), std::move(buffer));
-  }
-  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
-    return real_.make_anomaly_metadata();
-  }
+  using ForwardingEngine::ForwardingEngine;
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     auto hooks = SaveScope::hooks();
-    return hooks != nullptr ? std::move(hooks) : real_.get_default_saved_variable_hooks();
+    return hooks != nullptr ? std::move(hooks) : ForwardingEngine::get_default_saved_variable_hooks();
   }
-
- private:
-  Engine& real_;
 };
 
 std::atomic<Engine*> installed = nullptr;

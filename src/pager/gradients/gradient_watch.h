@@ -8,6 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "trireme/base/torch/nodes.h"
+
 namespace trireme {
 
 class GradientWatch {
@@ -23,7 +25,7 @@ class GradientWatch {
 
  private:
   struct Watched {
-    std::shared_ptr<torch::autograd::Node> accumulator;  // autograd holds it weakly: without us the hook would go
+    NodePtr accumulator;  // autograd holds it weakly: without us the hook would go
     uintptr_t hook;
   };
 
