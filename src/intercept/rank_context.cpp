@@ -4,7 +4,6 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <c10/util/flat_hash_map.h>
 #include <torch/library.h>
 
@@ -14,17 +13,16 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/error_hook.h"
+#include "trireme/base/torch/carried.h"
 #include "trireme/intercept.h"
 #include "trireme/intercept/transforms.h"
 
 namespace trireme {
 namespace {
 
-// ThreadLocalState, which autograd hands from the thread that calls backward to its helpers, carries this slot along.
-constexpr c10::DebugInfoKind kSlot = c10::DebugInfoKind::TEST_INFO_2;
-
-struct ContextSlot final : c10::DebugInfoBase {
-  explicit ContextSlot(RankContext* rank_context) : context(rank_context) {}
+/// By which autograd's other threads find the rank of the one that called backward.
+struct CarriedContext final : Carried {
+  explicit CarriedContext(RankContext* rank_context) : context(rank_context) {}
   RankContext* context;
 };
 
@@ -36,37 +34,6 @@ struct ThreadState {
   ChainStart start;
 };
 constinit thread_local ThreadState this_thread;
-
-struct DebugInfo {
-  c10::DebugInfoKind kind;
-  std::shared_ptr<c10::DebugInfoBase> info;
-};
-
-/// The kind that this thread pushed last; it has pushed one. libtorch tells it only by an error about the others.
-c10::DebugInfoKind last_kind() {
-  for (uint8_t kind = 0; kind <= static_cast<uint8_t>(c10::DebugInfoKind::TEST_INFO_2); ++kind) {
-    try {
-      (void)c10::ThreadLocalDebugInfo::_peek(static_cast<c10::DebugInfoKind>(kind));
-      return static_cast<c10::DebugInfoKind>(kind);
-    } catch (const c10::Error&) {
-    }
-  }
-  throw Error(ErrorCode::kInternal, "libtorch has debug information of a kind that is not known here");
-}
-
-/// Puts `slot` below whatever else this thread has pushed, or, where it is null, takes ours away. Others pop theirs in
-/// the order of a stack, and a profiler that is open ends when the program wishes.
-void set_slot(std::shared_ptr<ContextSlot> slot) {
-  using c10::ThreadLocalDebugInfo;
-  c10::SmallVector<DebugInfo, 4> above;
-  while (ThreadLocalDebugInfo::current() != nullptr) {
-    const c10::DebugInfoKind kind = last_kind();
-    above.push_back({kind, ThreadLocalDebugInfo::_pop(kind)});
-  }
-  if (slot != nullptr) ThreadLocalDebugInfo::_push(kSlot, std::move(slot));
-  for (auto one = above.rbegin(); one != above.rend(); ++one)
-    if (one->kind != kSlot) ThreadLocalDebugInfo::_push(one->kind, one->info);
-}
 
 // Draws swap the state of libtorch's one default generator, so ranks that are threads take turns.
 std::mutex default_generator_mutex;
@@ -184,7 +151,7 @@ void verify_interception(const RankContext& context) {
   if (!works)
     throw Error(ErrorCode::kUnsupported,
                 "this libtorch does not let operators be intercepted through DispatchKey::TESTING_ONLY_GenericMode; "
-                "Trireme is tested with torch 2.11");
+                "docs/torch.md names the versions that Trireme is tested with");
 }
 
 }  // namespace
@@ -195,8 +162,8 @@ TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
 
 RankContext* RankContext::current() noexcept {
   if (this_thread.context != nullptr) return this_thread.context;
-  auto* slot = static_cast<ContextSlot*>(c10::ThreadLocalDebugInfo::get(kSlot));
-  return slot != nullptr ? slot->context : nullptr;
+  const auto* found = static_cast<CarriedContext*>(carried());
+  return found != nullptr ? found->context : nullptr;
 }
 
 RankContext& RankContext::to_be() {
@@ -315,7 +282,7 @@ InterceptScope::~InterceptScope() { leave(); }
 
 void InterceptScope::enter() {
   if (context_.scopes_++ == 0) {
-    set_slot(std::make_shared<ContextSlot>(&context_));
+    carry(std::make_shared<CarriedContext>(&context_));
     c10::impl::tls_set_dispatch_key_included(kInterceptKey, true);
   }
   if (watch_ == Watch::kAll) ++context_.read_scopes_;
@@ -336,7 +303,7 @@ void InterceptScope::leave() noexcept {
   if (--context_.scopes_ > 0) return;
   c10::impl::tls_set_dispatch_key_included(kInterceptKey, false);
   try {
-    set_slot(nullptr);
+    carry(nullptr);
   } catch (const std::exception&) {
     // Ours stays where it is: harmless, as the context outlives the thread's scopes and nothing is intercepted any
     // more.

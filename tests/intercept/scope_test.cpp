@@ -1,4 +1,5 @@
 // Which operators are seen, and what is known of them.
+#include <ATen/ThreadLocalState.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/atleast_2d.h>
@@ -16,11 +17,14 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -198,6 +202,52 @@ TEST(InterceptScope, OfOneThreadIsNotSeenByAnother) {
     EXPECT_EQ(recorders[id].names.size(), 201u);
     EXPECT_EQ(recorders[id].names.back(), id == 0 ? "aten::add" : "aten::mul");
   }
+}
+
+/// Whether a thread that works for this one, as autograd's helpers do, finds this rank.
+bool is_known_to_helpers() {
+  RankContext* found = nullptr;
+  std::thread([&, state = at::ThreadLocalState()] {
+    const at::ThreadLocalStateGuard guard(state);
+    found = RankContext::current();
+  }).join();
+  return found != nullptr && found == RankContext::current();
+}
+
+TEST(InterceptScope, IsThatOfTheThreadsThatWorkForItsOwn) {
+  EXPECT_FALSE(is_known_to_helpers());
+  {
+    InterceptScope scope(Watch::kWrites);
+    EXPECT_TRUE(is_known_to_helpers());
+  }
+  EXPECT_FALSE(is_known_to_helpers());
+}
+
+TEST(InterceptScope, AndAProfilerBeginAndEndInAnyOrder) {
+  using namespace torch::profiler::impl;
+  const ProfilerConfig config(ProfilerState::KINETO);
+  const std::set<ActivityType> activities = {ActivityType::CPU};
+  const auto profile = [&] {
+    torch::autograd::profiler::prepareProfiler(config, activities);
+    torch::autograd::profiler::enableProfiler(config, activities);
+  };
+  const auto is_in = [](const char* name, const auto& profiled) {
+    const auto& events = profiled->events();
+    return std::any_of(events.begin(), events.end(), [&](const auto& event) { return event.name() == name; });
+  };
+  const at::Tensor x = at::ones({2});
+  Recorder recorder;
+  profile();
+  auto scope = std::make_optional<InterceptScope>(Watch::kWrites, &recorder);
+  x.add(1);
+  EXPECT_TRUE(is_in("aten::add", torch::autograd::profiler::disableProfiler()));
+  EXPECT_TRUE(is_known_to_helpers());
+  profile();
+  x.mul(2);
+  scope.reset();
+  EXPECT_TRUE(is_in("aten::mul", torch::autograd::profiler::disableProfiler()));
+  EXPECT_FALSE(is_known_to_helpers());
+  EXPECT_EQ(recorder.finished.back(), "aten::mul");
 }
 
 TEST(OperatorTraits, TellWhichArgumentsAreWritten) {
