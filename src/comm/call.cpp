@@ -16,7 +16,7 @@ thread_local const char* caller = nullptr;
 thread_local std::string_view subject;
 
 /// "float32", as in Python.
-std::string dtype_name(at::ScalarType dtype) { return c10::getDtypeNames(dtype).first; }
+std::string dtype_name(at::ScalarType dtype) { return std::string(c10::getDtypeNames(dtype).first); }
 
 void check_tensor(CallKind kind, const char* role, const at::Tensor& tensor) {
   if (!tensor.defined())

@@ -15,7 +15,7 @@ std::string vformatted(fmt::string_view format, fmt::format_args arguments);
 /// is an error of the compiler. Source: https://fmt.dev/12.1/syntax.
 template <class... Arguments>
 std::string formatted(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
-  return vformatted(format, fmt::vargs<Arguments...>{{arguments...}});
+  return vformatted(format.get(), fmt::vargs<Arguments...>{{arguments...}});
 }
 
 /// "1,234,567".
