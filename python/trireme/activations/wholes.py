@@ -6,6 +6,7 @@ makes by a length, is of the whole, too, and the engine's core turns it into thi
 computes from a length is of one rank.
 """
 import functools
+import inspect
 import math
 import operator
 import weakref
@@ -109,7 +110,7 @@ def _take_readers():
         _replace(torch.utils.hooks.BackwardHook, name, _hooked)
     _replace(torch.autograd, "grad", _differentiated)
     if not hasattr(torch.autograd.Function.apply, "trireme_original"):
-        torch.autograd.Function.apply = classmethod(_applied(torch.autograd.Function.apply.__func__))
+        torch.autograd.Function.apply = classmethod(_applied(inspect.getattr_static(torch.autograd.Function, "apply")))
 
 
 # --- sizes ---
@@ -263,10 +264,12 @@ def _works_by_element(function):
 
 
 def _applied(original):
-    """A custom function whose result is a whole, of arguments that are parts, has a backward that knows of one rank."""
+    """A custom function whose result is a whole, of arguments that are parts, has a backward that knows of one rank.
+
+    `original` is the descriptor: a class method of Python's in torch 2.11, one of C's in later versions."""
     @functools.wraps(original)
     def apply(cls, *args, **kwargs):
-        results = original(cls, *args, **kwargs)
+        results = original.__get__(None, cls)(*args, **kwargs)
         if _cores and torch.is_grad_enabled() and cls.__module__.partition(".")[0] not in ("torch", "trireme"):
             parts = list(filter(_is_part, args))
             if not _works_by_element(cls) and any(core.is_slice(part) for part in parts for core in list(_cores)):
