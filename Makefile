@@ -1,6 +1,6 @@
 # What a person types. CMake does the work: see CMakePresets.json for the other builds (PRESET=debug, asan, tsan, ci).
 .DEFAULT_GOAL := help
-.PHONY: help setup configure build program train test test-all test-fresh bench bench-smoke check format install clean
+.PHONY: help setup configure build program train test test-all test-torch test-fresh bench bench-smoke check format install clean
 
 PRESET ?= release
 PREFIX ?= /usr/local
@@ -9,7 +9,11 @@ TRAIN_FLAGS ?=
 TRIES ?= 1
 # A compiler process takes up to 2 GB, most of it precompiled headers.
 JOBS ?= $(shell awk -v cpus=$$(nproc) '/^MemAvailable/ {j = int($$2 / 2097152); print j < 1 ? 1 : (j < cpus ? j : cpus)}' /proc/meminfo)
-BUILD := build/$(PRESET)
+# With 2.15.0 another torch than the oldest of scripts/torch-versions.txt, in an environment and a build of its own.
+TORCH ?=
+export TORCH
+BUILD := build/$(PRESET)$(TORCH:%=-torch-%)
+OTHER_TORCHES = $(shell sed -n '1,/^[0-9]/ d; /^[0-9]/ p' scripts/torch-versions.txt)
 VENV := $(CURDIR)/.venv/bin
 CTEST = $(VENV)/ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $(JOBS) --repeat until-pass:$(TRIES)
 export PATH := $(VENV):$(PATH)
@@ -42,6 +46,9 @@ test-all: build ## build, then run all tests
 	@echo "Running all tests."
 	@$(CTEST)
 	@tools/count_tests $(BUILD)
+
+test-torch: ## run the fast tests on the other versions of scripts/torch-versions.txt
+	@for torch in $(OTHER_TORCHES); do $(MAKE) --no-print-directory test TORCH=$$torch || exit; done
 
 test-fresh: ## try the README's commands on fresh systems: Debian 12, Ubuntu 22.04 and newer (root; an hour and more)
 	@scripts/test-fresh $(FRESH)

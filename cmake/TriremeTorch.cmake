@@ -37,7 +37,7 @@ if(NOT TRIREME_TORCH_DIR)
     COMMAND "${TRIREME_PYTHON}" -c "import importlib.util as u, os; print(os.path.dirname(u.find_spec('torch').origin), end='')"
     OUTPUT_VARIABLE TRIREME_TORCH_DIR ERROR_VARIABLE _error RESULT_VARIABLE _failed)
   if(_failed)
-    _trireme_no_torch("${TRIREME_PYTHON} has no torch. Install it (pip install torch==2.11.0), or point \
+    _trireme_no_torch("${TRIREME_PYTHON} has no torch. Install it (pip install torch), or point \
 -DTRIREME_PYTHON=/path/to/python at a Python that has it.\n${_error}")
   endif()
   set(TRIREME_TORCH_FOUND_BY "${TRIREME_PYTHON}" CACHE INTERNAL "the Python whose torch TRIREME_TORCH_DIR is")

@@ -1,9 +1,14 @@
 """pyproject.toml says what CMake and scripts/ say."""
 import pathlib
 import re
+import sys
+import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "cmake"))
+import torch_of_wheel  # pylint: disable=wrong-import-position
+
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 
 
@@ -18,10 +23,22 @@ def pins(path):
 
 
 class Pyproject(unittest.TestCase):
-    def test_one_torch_is_built_against_run_with_and_set_up(self):
-        torch = "torch==" + pins("scripts/requirements-torch.txt")["torch"]
-        self.assertEqual([one for one in array("requires") if one.startswith("torch")], [torch])
-        self.assertEqual(array("dependencies"), [torch])
+    def test_the_torch_that_is_installed_is_built_against_and_run_with(self):
+        for installed, required in (([], "2.11.0"), (["2.15.0"], "2.15.0"), (["2.15.1+cpu"], "2.15.1"), (["2.99.0"], "2.99.0"),
+                                    (["2.9.1"], "2.11.0"), (["2.11.2"], "2.11.2")):
+            with self.subTest(installed=installed), tempfile.TemporaryDirectory(prefix="trireme-pyproject-") as folder:
+                for version in installed:
+                    information = pathlib.Path(folder, f"torch-{version}.dist-info")
+                    information.mkdir()
+                    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+                self.assertEqual(torch_of_wheel.torch_requirement([folder]), f"torch=={required}")
+        self.assertEqual(torch_of_wheel.dynamic_metadata("dependencies", {}), torch_of_wheel.get_requires_for_dynamic_metadata({}))
+
+    def test_torch_is_named_by_the_provider_alone(self):
+        self.assertRegex(PYPROJECT, r'(?m)^dynamic = \[.*"dependencies".*\]$')
+        provider = re.search(r'^\[tool\.scikit-build\.metadata\.dependencies\]\nprovider = "(.*)"\nprovider-path = "(.*)"$', PYPROJECT, re.MULTILINE)
+        self.assertEqual(ROOT.joinpath(*reversed(provider.groups())).with_suffix(".py"), pathlib.Path(torch_of_wheel.__file__))
+        self.assertFalse([one for one in array("requires") if one.startswith("torch")])
 
     def test_the_tools_are_those_of_setup_and_all_are_exact(self):
         required = dict(one.split("==") for one in array("requires"))

@@ -14,7 +14,7 @@ ECHO = '#!/bin/sh\necho "$@"\n'
 
 def run(*command, environment=None):
     done = subprocess.run([str(word) for word in command], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          env={**os.environ, **(environment or {})})
+                          env={**os.environ, "TORCH": "", **(environment or {})})
     return done.returncode, done.stdout
 
 
@@ -22,7 +22,7 @@ def run_on_terminal(*command, environment):
     """The text that `command` prints when its output is a terminal."""
     main, side = pty.openpty()
     with subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=side, stderr=side,
-                          env={**os.environ, **environment}) as process:
+                          env={**os.environ, "TORCH": "", **environment}) as process:
         os.close(side)
         out = b""
         try:
@@ -73,6 +73,45 @@ class Scripts(unittest.TestCase):
         status, out = run(self.root / "scripts/setup", environment=self.stand_ins_of_setup())
         self.assertEqual(status, 0, out)
         self.assertIn("-m pip install --quiet ", out)
+
+    def test_setup_installs_another_torch_beside_the_one_of_the_list(self):
+        environment = self.stand_ins_of_setup()
+        self.write(".venv/torch-2.15.0/bin/pip", f"#!{self.root}/.venv/torch-2.15.0/bin/python\n")
+        shutil.copy(self.root / ".venv/bin/python", self.root / ".venv/torch-2.15.0/bin")
+        def setup(**more):
+            status, out = run(self.root / "scripts/setup", environment={**environment, **more})
+            self.assertEqual(status, 0, out)
+            return re.findall(r"^setup: installing .*?(torch==\S+) into (\S+)", out, re.MULTILINE)
+        other = [("torch==2.15.0", ".venv/torch-2.15.0")]
+        self.assertEqual(setup(TORCH="2.15.0"), other)
+        self.assertEqual(setup(TORCH="2.15.0"), [])
+        self.assertEqual(setup(), [("torch==2.11.0", ".venv")])
+        self.assertEqual(setup(TORCH="2.15.0"), [])
+        self.assertEqual(setup(), [])
+
+    def test_a_torch_that_is_no_version_is_refused_by_name(self):
+        for named, message in (({"TORCH": "newest"}, "TORCH=newest: expected the number of a version, as in: make TORCH=2.11.0"),
+                               ({"TORCH": "2.15.0", "TORCH_PYTHON": "/a/python"}, "TORCH=2.15.0 and TORCH_PYTHON=/a/python: expected one of them")):
+            status, out = run(self.root / "scripts/setup", environment={**self.stand_ins_of_setup(), **named})
+            self.assertEqual(status, 1)
+            self.assertIn(message, out)
+
+    def test_a_build_against_another_torch_has_a_folder_of_its_own(self):
+        self.write(".venv/bin/cmake", ECHO)
+        status, out = run(self.root / "scripts/build", environment={"PRESET": "release", "JOBS": "2", "TORCH": "2.15.0"})
+        self.assertEqual((status, out), (1, "build: error: torch 2.15.0 is not there yet: run `make setup TORCH=2.15.0`.\n"))
+        self.write(".venv/torch-2.15.0/bin/python", ECHO)
+        status, out = run(self.root / "scripts/build", environment={"PRESET": "release", "JOBS": "2", "TORCH": "2.15.0"})
+        self.assertEqual(status, 0, out)
+        self.assertIn("-B build/release-torch-2.15.0 ", out)
+        self.assertIn(f"-DTRIREME_PYTHON={self.root}/.venv/torch-2.15.0/bin/python", out)
+        self.assertIn("--build build/release-torch-2.15.0 ", out)
+
+    def test_the_other_torches_are_tested_too(self):
+        status, out = run("make", "-n", "-C", ROOT, "test-torch")
+        self.assertEqual(status, 0, out)
+        self.assertIn("for torch in 2.15.0; do", out)
+        self.assertIn("ctest --test-dir build/release-torch-2.15.0 ", out)
 
     def test_setup_installs_the_headers_of_debians_python(self):
         environment = self.stand_ins_of_setup()
