@@ -59,7 +59,7 @@ bench: build ## run all benchmarks (tools/bench NAME runs one)
 bench-smoke: build ## run every benchmark briefly, to see that it works
 	@tools/bench --build $(BUILD) --smoke
 
-check: setup ## levels, cycles of rooms, words and format; reports of sizes and concepts
+check: setup ## levels, cycles of rooms, figures that may not grow, words and format; reports of sizes and concepts
 	@tools/check_budgets
 	@tools/count_concepts --check
 	@tools/check_layers

@@ -36,6 +36,14 @@ class Function:
     def __init__(self, name, file, scope, owner):
         self.name, self.file, self.scope, self.owner, self.text = name, file, scope, owner, ""
 
+    @property
+    def full_name(self):
+        return f"{self.owner.name.removeprefix('trireme::')}::{self.name}" if self.owner else self.name
+
+    @property
+    def lines(self):
+        return self.text.count("\n") + 1
+
 
 def without_templates(text):
     """`text` without template parameters and arguments, and without the angle brackets of operators."""
@@ -74,6 +82,7 @@ def count_statement(owner, text):
     if function := FUNCTION.search(re.sub(r"^template\s*", "", declared)):
         owner.types_of.setdefault(function.group(1), whole[:whole.find(function.group(1).split("operator")[0] + "(")] or whole)
     if not re.search(r"=\s*delete$", text):
+        owner.count["methods"] += 1
         owner.count["public methods"] += owner.access == "public"
         owner.count["virtual methods"] += bool(re.match(r"virtual\b|.*\boverride\b", text, re.DOTALL)) and "~" not in text
 

@@ -8,7 +8,6 @@ _NOISE = re.compile(
     r'R"(?P<tag>[^(\s]*)\(.*?\)(?P=tag)"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])*\'|/\*.*?\*/|//[^\n]*',
     re.DOTALL)
 _DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
-_MOST = 8  # rows of each list
 
 
 def root_from_arguments(description):
@@ -67,10 +66,10 @@ def placed_pieces(code):
             start = position + 1
 
 
-def print_largest(title, rows):
-    """`rows` of (size, name), the largest first."""
+def print_largest(title, rows, most=8):
+    """At most `most` of the `rows` of (size, name), the largest first."""
     print(f"{title}:")
-    for size, name in sorted(rows, key=lambda row: (-row[0], row[1]))[:_MOST]:
+    for size, name in sorted(rows, key=lambda row: (-row[0], row[1]))[:most]:
         print(f"  {size:5}  {name}")
 
 

@@ -12,7 +12,7 @@ where they go:
 - every type that is named.
 
 Functions of the lowest rooms (LOWEST) count, but their bodies are not followed: a reader needs no more than their
-contracts.
+contracts. A second figure of each walk follows them, too, so that what moves down there does not leave the count.
 
 A walk misses what libtorch calls back (such functions are listed as beginnings), calls through std::function,
 operators, macros, arguments of templates, and Python. It takes in every override, also those that cannot run there.
@@ -60,6 +60,7 @@ class Walker:
                 self._with_method[function.name].add(function.owner.name)
             else:
                 self._functions[function.name].append(function)
+        self._readings = {}  # (types, calls) by function
         self._bases, self._derived = {}, collections.defaultdict(list)
         for made in tree.classes.values():
             self._bases[made.name] = [base for base in self.types_in(made.bases, {made.file}, made.name) if base is not made]
@@ -149,8 +150,8 @@ class Walker:
 
     # -- the walk
 
-    def walk(self, beginnings):
-        """From the functions `beginnings` to the end."""
+    def walk(self, beginnings, follows_lowest=False):
+        """From the functions `beginnings` to the end; `follows_lowest`: through the lowest rooms."""
         found, new = Walk(), [(function, 0) for function in beginnings]
         while new:
             function, at = new.pop(0)
@@ -158,12 +159,17 @@ class Walker:
                 continue
             found.depth_of[function] = at
             found.files.add(function.file)
-            types, calls = Reader(self, function).read() if room_of(function.file) not in LOWEST else ([], [])
-            types += [function.owner] if function.owner else []
+            types, calls = self._read(function) if follows_lowest or room_of(function.file) not in LOWEST else ([], [])
+            types = types + [function.owner] if function.owner else types
             found.types |= {made.name for made in types}
             found.files |= {made.file for made in types}
             new += [(called, at + 1) for called in calls]
         return found
+
+    def _read(self, function):
+        if function not in self._readings:
+            self._readings[function] = Reader(self, function).read()
+        return self._readings[function]
 
     def free_functions(self, name, file):
         """(definitions, types of the result) of a function without an object that `file` can call."""

@@ -1,17 +1,17 @@
 """tools/count_concepts counts types on the path of a step, walks, parts of classes, and what crosses rooms."""
 import functools
+import itertools
 import subprocess
 import sys
 import unittest
 
-from tree import ROOT, Tree
+from tree import BEGINNINGS, ROOT, Tree
 
 
 @functools.cache
 def report_of_this_tree():
-    """(exit status, what was printed), with --check."""
-    done = subprocess.run([sys.executable, "-B", ROOT / "tools/count_concepts", "--check"], text=True, stdout=subprocess.PIPE)
-    return done.returncode, done.stdout
+    """The lines that are printed."""
+    return subprocess.run([sys.executable, "-B", ROOT / "tools/count_concepts"], text=True, check=True, stdout=subprocess.PIPE).stdout
 
 
 class CountConcepts(unittest.TestCase):
@@ -28,9 +28,9 @@ class CountConcepts(unittest.TestCase):
                 lists[title] = []
         return lists, lines[-1]
 
-    def walked(self, files, walk="step"):
+    def walked(self, files, walk="step", *flags):
         """({function: calls that lead there}, types) of a walk."""
-        status, out = Tree(self, files).run("count_concepts", "--walk", walk)
+        status, out = Tree(self, files).run("count_concepts", "--walk", walk, *flags)
         self.assertEqual(status, 0, out)
         *functions, types = out.splitlines()
         return ({name: int(depth) for depth, name, _ in map(str.split, functions)}, types.removeprefix("types: ").split(", "))
@@ -200,17 +200,25 @@ class Engine {
                                      "Scope::end": 2})
         self.assertEqual(types, ["Engine", "Group", "Lent", "Made", "Scope"])
 
+    def test_a_second_walk_goes_through_the_lowest_rooms(self):
+        files = {"include/trireme/comm/group.h": "namespace trireme {\nclass Group {\n public:\n  void meet() { inside(); }\n  void inside() {}\n};\n}\n",
+                 "src/engine/engine.cpp": '#include "trireme/comm/group.h"\nnamespace trireme {\nclass Engine {\n  int step(Group& group) {\n    group.meet();\n'
+                                          "  }\n};\n}\n"}
+        self.assertEqual(self.walked(files, "step", "--lowest")[0], {"Engine::step": 0, "Group::meet": 1, "Group::inside": 2})
+        walks = self.report(files)[0]["walks (functions, files, types, calls deep; the same through the lowest rooms)"]
+        self.assertIn(["2", "2", "2", "1", "3", "2", "2", "2", "step"], [walk[:9] for walk in walks])
+
     def test_every_walk_has_a_beginning_in_this_tree(self):
-        out = report_of_this_tree()[1]
+        out = report_of_this_tree()
         self.assertNotIn("there is no", out)
         walks = out.partition("walks (")[2].partition("classes that")[0].splitlines()[1:]
         self.assertEqual(len(walks), 7)
         for walk in walks:
             self.assertGreater(int(walk.split()[2]), 10, walk)  # types
+            self.assertGreater(int(walk.split()[4]), int(walk.split()[0]), walk)  # functions, with the lowest rooms'
 
     def test_no_rooms_of_this_tree_include_each_other_and_every_link_is_used(self):
-        status, out = report_of_this_tree()
-        self.assertEqual(status, 0, out)
+        self.assertIn("\ncycles of rooms: 0\nunused edges of src/CMakeLists.txt: 0\n", report_of_this_tree())
 
     def test_befriended_classes_are_counted(self):
         lists, _ = self.report({"src/engine/a.h": "namespace trireme {\nclass Engine {\n public:\n  int a();\n\n private:\n"
@@ -221,7 +229,15 @@ class Engine {
         lists, _ = self.report({"src/engine/a.cpp": "// sequence\nint sequence_size = at(\"sequence\");\nsay(\"a sequence of tokens\");\n",
                                 "src/data/b.cpp": "/* sequence */ std::make_index_sequence<2> a;\n", "src/sequence/c.cpp": "int sequence;\n",
                                 "src/python/pipeline_engine.cpp": "int pipeline;\n", "src/cli/d.cpp": "Grid grid({\"pipe\"});\n"})
-        self.assertEqual(lists["axes outside of their rooms (files, places)"], [["1", "2", "sequence"], ["1", "1", "pipeline"], ["0", "0", "tensor"]])
+        self.assertEqual(lists["axes outside of their rooms (files, places)"], [["1", "2", "sequence"], ["1", "1", "pipeline"], ["0", "0", "tensor"],
+                                                                       ["0", "0", "disk"]])
+
+    def test_the_disk_is_named_outside_of_the_files_that_are_its_own(self):
+        own = ("include/trireme/device/disk.h", "src/device/extents.cpp", "src/optim/disk_states.h", "src/pager/weights/disk_shards.cpp", "src/parallel/plan.cpp")
+        lists, _ = self.report({name: "int disk;\n" for name in own} | {
+            "src/optim/slices.cpp": '#include "optim/disk_states.h"\nDiskStates* states;\nint is_on_disk;\n', "src/config/a.cpp": 'at("offload_param.nvme_path");\n',
+            "src/device/pinned.cpp": '// The disk\nsay("no room on the disk");\nint displayed;\n', "src/pager/extents.cpp": "kNvme;\n"})
+        self.assertIn(["3", "5", "disk"], lists["axes outside of their rooms (files, places)"])
 
     def test_rooms_that_include_each_other_fail_a_check(self):
         chain = {"src/pager/a.h": '#include "pager/weights/b.h"\n', "src/pager/weights/b.h": "#include <trireme/pager/init/c.h>\n",
@@ -230,7 +246,7 @@ class Engine {
             with self.subTest(last):
                 files = {**chain, "include/trireme/pager/init/c.h": last, "include/trireme/pager/d.h": ""}
                 self.assertEqual(self.report(files)[0]["cycles of rooms"], rows)
-                status, out = Tree(self, files).run("count_concepts", "--check")
+                status, out = Tree(self, BEGINNINGS | files).run("count_concepts", "--update")
                 self.assertEqual(status, expected)
                 self.assertEqual(out.count("  src/pager/a.h includes src/pager/weights/b.h\n"), expected)
 
@@ -240,7 +256,7 @@ class Engine {
                 files = {"src/CMakeLists.txt": f"trireme_module(base)\ntrireme_module(comm DEPENDS {link}\n  LIBRARIES xxhash)\n",
                          "src/comm/a.cpp": "#include <trireme/base/error.h>\n", "include/trireme/base/error.h": "", "include/trireme/topology.h": ""}
                 self.assertEqual(self.report(files)[0]["unused edges of src/CMakeLists.txt"], rows)
-                status, out = Tree(self, files).run("count_concepts", "--check")
+                status, out = Tree(self, BEGINNINGS | files).run("count_concepts", "--update")
                 self.assertEqual(status, expected)
                 self.assertEqual(out.count("error: src/CMakeLists.txt: comm is linked to topology"), expected)
 
@@ -252,10 +268,69 @@ class Engine {
                                                                    ["3", "comments", "and", "docstrings", "of", "Python"]])
         self.assertEqual(lists["lines of the product"], [["2", "C++"], ["7", "Python"]])
 
+    def test_lines_of_tests_are_counted_beside_those_of_the_product(self):
+        lists, _ = self.report({"src/a.cpp": "int a;\n", "tests/b.cpp": "int b;\nint c;\n", "tests/c.h": "int d;\n", "tests/python/e_test.py": "e = 1\n" * 5,
+                                "tests/f.json": "{}\n"})
+        self.assertEqual(lists["lines of the product"], [["1", "C++"], ["0", "Python"]])
+        self.assertEqual(lists["lines of tests"], [["3", "C++"], ["5", "Python"]])
+
+    def test_the_largest_functions_are_those_of_most_lines(self):
+        lists, _ = self.report({"src/pager/a.cpp": "int A::f() {\n  if (b) {\n    c();\n  }\n}\nint g() { return 1; }\n",
+                                "python/trireme/a.py": "@d\ndef f():\n    def g():\n        return 1\n    return g\n"})
+        self.assertEqual(lists["lines of a function of C++"], [["5", "f", "src/pager/a.cpp"], ["1", "g", "src/pager/a.cpp"]])
+        self.assertEqual(lists["lines of a function of Python"], [["4", "python/trireme/a.py:2:", "f"], ["2", "python/trireme/a.py:3:", "g"]])
+
     def test_comments_that_begin_without_a_noun_are_counted_once(self):
         lists, _ = self.report({"src/base/a.cpp": "/// What a rank has.\n/// Who waits\nint a;  ///< of a\n// The rest.\n// What follows.\n\n  // Of one.\n",
                                 "python/trireme/a.py": '"""What a rank has.\n\nOf it."""\nB = "What"\n# Whose it is\n# Of two\n\n# The end\n'})
         self.assertEqual(lists["comments that begin without a noun"], [["2", "C++"], ["2", "Python"]])
+
+
+class MethodsOfPython(unittest.TestCase):
+    """Each class has 29 methods of its own, so that two more are listed."""
+    OWN = "".join(f"    def own_{n}(self): pass\n" for n in range(27)) + "    def __init__(self): pass\n    def _private(self): pass\n"
+
+    def listed(self, files):
+        """{class: its methods}, of classes over 30."""
+        status, out = Tree(self, {f"python/trireme/{name}": text for name, text in files.items()}).run("count_concepts")
+        self.assertEqual(status, 0, out)
+        rows = itertools.takewhile(lambda line: line.startswith(" "), out.partition("methods of a class of Python, over 30:\n")[2].splitlines())
+        return {name: int(count) for count, name in map(str.split, rows)}
+
+    def assert_listed(self, cases, files=()):
+        """Looks at modules m0, m1, ... with a class A each. `cases`: [(text, the number of methods or None below
+        31)]"""
+        self.assertEqual(self.listed({**dict(files), **{f"m{n}.py": text for n, (text, _) in enumerate(cases)}}),
+                         {f"trireme.m{n}.A": count for n, (_, count) in enumerate(cases) if count})
+
+    def test_methods_are_functions_properties_lambdas_and_other_names_of_methods_each_once(self):
+        self.assert_listed([(f"class A:\n{self.OWN}{body}", count) for body, count in (
+            ("    a = 1\n    b = c()\n    d: int = 2\n    class E:\n        def f(self): pass\n    def own_0(self): pass\n", None),
+            ("    async def a(self): pass\n    b = a\n", 31),
+            ("    a = property(lambda self: 1)\n    b = lambda self: 2\n    c = functools.partialmethod(own_0)\n", 32),
+            ("    if X:\n        def a(self): pass\n    else:\n        def a(self): pass\n        def b(self): pass\n", 31))])
+
+    def test_methods_that_a_module_sets_count(self):
+        self.assert_listed([(f"class A:\n{self.OWN}{code}", count) for code, count in (
+            ("A.__doc__ = 'of A'\nother.b = f\nsetattr(other, 'c', f)\n", None),
+            ("A.b = f\nsetattr(A, 'c', f)\n", 31),
+            ("for _name, _key in {'b': 1, 'c': 2, 'own_1': 3}.items():\n    setattr(A, _name, f(_key))\n", 31),
+            ("_NAMES = {f'get_{key}': key for key in ('b', 'c')}\n_NAMES |= dict.fromkeys(('d',))\nfor _name in _NAMES:\n    setattr(A, _name, f)\n", 32),
+            ("if X:\n    for _name in ('b', 'c'):\n        for _end in 'xy':\n            setattr(A, f'{_name}_{_end}', f)\n", 33))])
+
+    def test_methods_of_the_packages_mixins_count_wherever_they_come_from(self):
+        mixins = {"part/__init__.py": "from .mixins import First\n", "part/mixins.py": "from .. import base\nclass First(base.Base):\n    def a(self): pass\n",
+                  "base.py": "class Base:\n    def a(self): pass\n    def b(self): pass\n"}
+        self.assert_listed([(f"{importing}\nclass A({bases}):\n{self.OWN}", count) for importing, bases, count in (
+            ("import torch", "torch.nn.Module", None), ("from .part import First", "First", 31), ("from . import part as parts", "parts.First", 31),
+            ("import trireme.base", "trireme.base.Base", 31), ("from trireme.part.mixins import First as F", "F, dict", 31))], mixins)
+
+    def test_a_loop_over_what_the_text_does_not_tell_fails_a_check(self):
+        tree = Tree(self, BEGINNINGS | {"python/trireme/a.py": "class A:\n    pass\nfor _name in dir(torch):\n    setattr(A, _name, f)\n"})
+        self.assertEqual(tree.run("count_concepts")[0], 0)
+        status, out = tree.run("count_concepts", "--update")
+        self.assertEqual(status, 1)
+        self.assertIn("error: python/trireme/a.py:4: methods are set by names that the text does not tell; let the loop go over a constant", out)
 
 
 if __name__ == "__main__":
