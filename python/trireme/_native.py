@@ -19,8 +19,6 @@ if importlib.util.find_spec("trireme._core") is None:
     raise ImportError("trireme: the extension " + (f"was built for another Python ({_others[0]}); run `pip install .` with this one"
                                                    if _others else "is not built yet; run `make build`, or `pip install .`"))
 
-from . import _core as core, higher_order  # pylint: disable=wrong-import-position
-
-higher_order.pass_by()
+from . import _core as core  # pylint: disable=wrong-import-position
 
 __all__ = ["core"]

@@ -12,6 +12,7 @@ import types
 
 import trireme
 from trireme.deepspeed.aliases import AliasFinder
+from trireme.patches import Added, Patches
 from trireme.programs import run
 
 DEEPSPEED_VERSION = "0.19.8"  # whose surface this is
@@ -40,19 +41,64 @@ class _Deepspeed(types.ModuleType):
         return dir(trireme)
 
 
+def _is_ours(modules):
+    return isinstance(modules.get("deepspeed"), _Deepspeed)
+
+
 def install():
     """From here on `import deepspeed` is this package, here and in Python processes that are started from here."""
-    if isinstance(sys.modules.get("deepspeed"), _Deepspeed):
+    if _is_ours(sys.modules):
         return
     if hasattr(sys.modules.get("deepspeed"), "DeepSpeedEngine"):
         raise ImportError("trireme.as_deepspeed: deepspeed itself is imported already; call install() before")
-    if _FOLDER not in sys.path:
-        sys.path.insert(1, _FOLDER)
-    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if _FOLDER not in inherited:
-        os.environ["PYTHONPATH"] = os.pathsep.join([_FOLDER, *filter(None, inherited)])
-    sys.meta_path.insert(0, AliasFinder(lambda name: "trireme" + name[9:] if name.startswith("deepspeed.") else None))
-    sys.modules["deepspeed"] = _Deepspeed()
+    PATCHES.apply()
+
+
+def _put_module(modules):
+    modules["deepspeed"] = _Deepspeed()
+
+    def undo():
+        for name in [name for name in modules if name.partition(".")[0] == "deepspeed"]:
+            del modules[name]
+
+    return undo
+
+
+def _put_finder(finders):
+    made = AliasFinder(lambda name: "trireme" + name[9:] if name.startswith("deepspeed.") else None)
+    finders.insert(0, made)
+    return lambda: finders.remove(made)
+
+
+def _put_folder(path):
+    if _FOLDER in path:
+        return lambda: None
+    path.insert(1, _FOLDER)
+    return lambda: path.remove(_FOLDER) if _FOLDER in path else None
+
+
+def _put_inherited(environment):
+    before = environment.get("PYTHONPATH")
+    inherited = (before or "").split(os.pathsep)
+    if _FOLDER in inherited:
+        return lambda: None
+    environment["PYTHONPATH"] = made = os.pathsep.join([_FOLDER, *filter(None, inherited)])
+
+    def undo():
+        if environment.get("PYTHONPATH") == made:
+            del environment["PYTHONPATH"]
+            if before is not None:
+                environment["PYTHONPATH"] = before
+
+    return undo
+
+
+PATCHES = Patches("trireme.as_deepspeed", "`trireme launch --as-deepspeed`, `python -m trireme.as_deepspeed` or `as_deepspeed.install()`", [
+    Added("sys", "path", "a folder in which `deepspeed` is found, with its metadata", _put_folder, lambda path: _FOLDER in path),
+    Added("os", "environ", "in `PYTHONPATH`, too, for Python processes that are started from here", _put_inherited),
+    Added("sys", "meta_path", "`deepspeed.NAME` is `trireme.NAME`", _put_finder),
+    Added("sys", "modules", "`deepspeed` is `trireme`", _put_module, _is_ours),
+])
 
 
 def main(words):

@@ -14,14 +14,12 @@ import torch.distributed._composable.fsdp
 
 from trireme import fsdp
 from trireme.fsdp import accelerate
+from trireme.patches import Exchanged, Patches, Wrapped
 from trireme.programs import run
 
 _PLACES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp", "torch.distributed._composable.fsdp.fully_shard",
            "torch.distributed.fsdp._fully_shard", "torch.distributed.fsdp._fully_shard._fully_shard", "torch.distributed.fsdp._fully_shard._fsdp_api")
 _PLACES_OF_FSDP1 = ("torch.distributed.fsdp", "torch.distributed.fsdp.fully_sharded_data_parallel")
-
-
-_is_installed = False
 
 
 class _Installs:
@@ -31,33 +29,31 @@ class _Installs:
         return exec, (f"import sys\nsys.path[:] = {sys.path!r}\nfrom trireme import as_fsdp\nas_fsdp.install()",)
 
 
-def _reach_spawned():
-    """Processes that multiprocessing starts anew call install(), too, before they import the program."""
-    prepare = multiprocessing.spawn.get_preparation_data
-
-    @functools.wraps(prepare)
+def _installing(prepare):
     def prepare_and_install(name):
         # the process unpickles it, and leaves names alone that it does not know
         return {"trireme": _Installs(), **prepare(name)}
 
-    multiprocessing.spawn.get_preparation_data = prepare_and_install
+    return prepare_and_install
 
 
 def install():
     """From here on the names of torch.distributed.fsdp that trireme.fsdp has are trireme.fsdp's, in processes that
     multiprocessing spawns, too."""
-    global _is_installed  # pylint: disable=global-statement
-    if not _is_installed:
-        _is_installed = True
-        _reach_spawned()
-    for place in _PLACES:
-        module = sys.modules.get(place)
-        for name in fsdp.__all__:
-            if module is not None and hasattr(module, name):
-                setattr(module, name, getattr(fsdp, name))
-    for place in _PLACES_OF_FSDP1:
-        sys.modules[place].FullyShardedDataParallel = fsdp.FullyShardedDataParallel
-    accelerate.install()
+    PATCHES.apply()
+    accelerate.PATCHES.apply()
+
+
+def _row(name, places):
+    places = [place for place in places if hasattr(sys.modules.get(place), name)]
+    return Exchanged(places[0], name, f"`trireme.fsdp.{name}`", functools.partial(getattr, fsdp, name), also=tuple(f"{place}.{name}" for place in places[1:]))
+
+
+PATCHES = Patches("trireme.as_fsdp", "`trireme launch --as-fsdp`, `python -m trireme.as_fsdp` or `as_fsdp.install()`", [
+    *[_row(name, _PLACES) for name in fsdp.__all__ if hasattr(torch.distributed.fsdp, name)],
+    _row("FullyShardedDataParallel", _PLACES_OF_FSDP1),
+    Wrapped("multiprocessing.spawn", "get_preparation_data", "processes that are started anew get these names, too, before they import the program", _installing),
+])
 
 
 def main(words):

@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch.utils import _pytree
 
-from . import agreement, config as configs, parameters, ranks
+from . import agreement, config as configs, higher_order, parameters, ranks
 from ._native import core
 from .activations import eager, wholes
 from .device import local_device
@@ -19,8 +19,6 @@ from .training.model_files import ModelFiles
 from .watch import beside, clipping, earlier_engines, late_parameters
 
 _numbers = itertools.count()
-
-clipping.watch()
 
 
 class Engine(ModelFiles, torch.nn.Module):
@@ -69,6 +67,7 @@ class Engine(ModelFiles, torch.nn.Module):
         self.client_lr_scheduler = schedules.make_client_schedule(plan.scheduler, plan.client) if plan.client is not None else None
         earlier_engines.end(self.world, self.module)
         self._move_to_device()
+        higher_order.PATCHES.apply()
         self.core = self._make_core(read.core, plan.others, self.client_steps and self.client_steps.make, output)
 
     def _follow(self, plan):
@@ -94,7 +93,8 @@ class Engine(ModelFiles, torch.nn.Module):
             self.optimizer.pull()  # the schedule's first learning rate, not the optimizer's
         self._schedule_wants = schedules.arguments_of(self.client_lr_scheduler)
         late_parameters.watch(self)
-        beside.watch()
+        beside.PATCHES.apply()
+        clipping.PATCHES.apply()
 
     def set_optimizer(self, optimizer):
         """Lets the program's `optimizer` set what the next steps do, where no configuration and no argument has.

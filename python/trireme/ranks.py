@@ -20,6 +20,11 @@ _world = None
 engines = weakref.WeakSet()  # those that use the world
 
 
+def living():
+    """The engines that may still train."""
+    return [engine for engine in engines if not engine.is_spent]
+
+
 def world():
     """The world that join() has joined; joins it if nobody has yet. Collective then."""
     if _world is None:

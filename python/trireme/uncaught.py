@@ -8,6 +8,7 @@ import traceback
 
 from ._native import core
 from .errors import CommError, Error, InternalError
+from .patches import Added, Patches
 
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -49,10 +50,14 @@ def _is_out_of_memory(error):
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
+class _Shows:
+    own = False
+
+
 def _show(kind, error, trace):
-    if not _is_of_the_user(error):
+    if not _Shows.own or not _is_of_the_user(error):
         sys.__excepthook__(kind, error, trace)
-        if _is_out_of_memory(error):
+        if _Shows.own and _is_out_of_memory(error):
             sys.stderr.write("trireme: out of memory: lower train_micro_batch_size_per_gpu, raise zero_optimization.stage, compute activations again "
                              "(trireme.recompute), or start fewer ranks on this machine\n")
         return
@@ -62,8 +67,25 @@ def _show(kind, error, trace):
         sys.stderr.flush()
 
 
+def _show_from_now(found):
+    sys.excepthook = _show
+    _Shows.own = True
+
+    def undo():
+        _Shows.own = False  # where another hook calls this one
+        if sys.excepthook is _show:
+            sys.excepthook = found
+
+    return undo
+
+
 def install():
     """Lets errors that nobody catches be shown so, unless the program or its Python shows errors in a way of its
     own."""
     if sys.excepthook is sys.__excepthook__ and os.environ.get("TRIREME_TRACEBACK", "") != "full":
-        sys.excepthook = _show
+        PATCHES.apply()
+
+
+PATCHES = Patches(__name__, "`import trireme`, unless there is a hook already or `TRIREME_TRACEBACK=full` is set", [
+    Added("sys", "excepthook", "an error of this package that nobody catches is shown with the program's own frames alone", _show_from_now),
+])

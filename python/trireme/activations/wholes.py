@@ -6,7 +6,6 @@ makes by a length, is of the whole, too, and the engine's core turns it into thi
 computes from a length is of one rank.
 """
 import functools
-import inspect
 import math
 import operator
 import weakref
@@ -14,21 +13,29 @@ import weakref
 import torch
 import torch.utils.checkpoint
 
+from .. import ranks
+from .._native import core as engines
 from ..errors import StateError
+from ..patches import Added, Entry, Patches, Wrapped
 
 _cores = weakref.WeakSet()
 _ALL = slice(None)
+_SIZE, _STORAGE = torch.Tensor.size, torch.Tensor.untyped_storage  # which tell of this rank's elements
 
 
 def watch(core):
     """Programs read wholes off the parts of `core`, an engine that cuts samples or layers, from now on."""
     if not _cores:
-        _take_readers()
-        for kind in _and_below(torch.Tensor):
-            core.forget_sequence(kind)
-        torch.backends.mha.set_fastpath_enabled(False)  # one operator for a whole layer, which nothing can look into
+        PATCHES.apply()
+        _forget_sequences()  # kinds of tensors that were made since
     core.speak_of_wholes()
     _cores.add(core)
+
+
+def _forget_sequences(*_):
+    """Setting `__getitem__` makes a sequence of a class, which no tensor is."""
+    for kind in _and_below(torch.Tensor):
+        engines.EngineBase.forget_sequence(kind)
 
 
 def _and_below(kind):
@@ -52,8 +59,7 @@ def sizes_of_whole(tensor):
 
 def storage_of(tensor):
     """Its storage, which of a part has this rank's elements; for this package alone."""
-    read = torch.Tensor.untyped_storage
-    return getattr(read, "trireme_original", read)(tensor)
+    return _STORAGE(tensor)
 
 
 def _is_part(value):
@@ -65,52 +71,6 @@ def _whole_of(tensor):
         if (whole := core.whole_of(tensor)) is not None:
             return whole
     return None
-
-
-def _replace(owner, name, make):
-    original = getattr(owner, name)
-    if not hasattr(original, "trireme_original"):
-        made = functools.wraps(original)(make(original))
-        made.trireme_original = original
-        if (builtin := torch.jit._builtins._find_builtin(original)) is not None:  # pylint: disable=protected-access
-            torch.jit._builtins._register_builtin(made, builtin)  # TorchScript knows functions by identity
-        setattr(owner, name, made)
-
-
-def _replace_attribute(name, make):
-    if not isinstance(torch.Tensor.__dict__.get(name), property):
-        setattr(torch.Tensor, name, property(make(getattr(torch._C.TensorBase, name).__get__)))  # pylint: disable=protected-access
-
-
-def _take_readers():
-    for name, make in (("shape", _shape), ("nbytes", _nbytes)):
-        _replace_attribute(name, make)
-    for name, make in (("size", _size), ("stride", _stride), ("numel", _numel), ("nelement", _numel), ("__len__", _len), ("__repr__", _repr),
-                       ("__getitem__", _getitem), ("__setitem__", _setitem)):
-        _replace(torch.Tensor, name, make)
-    _replace(torch, "numel", _numel)
-    for module in (torch, torch.functional):
-        _replace(module, "broadcast_tensors", _broadcast)
-    for name in ("tolist", "numpy", "__array__"):
-        _replace(torch.Tensor, name, functools.partial(_read_of_whole, name))
-    for name in ("__deepcopy__", "__reduce_ex__", "__dlpack__"):
-        _replace(torch.Tensor, name, functools.partial(_refused, name, "a copy of a part is not known as a part; use clone(), "
-                                                         "copy a batch before it is cut, and save a model by the engine"))
-    for name in ("untyped_storage", "storage", "_typed_storage", "storage_offset"):
-        _replace(torch.Tensor, name, functools.partial(_refused, name, "a storage has this rank's elements alone; read sizes from shape or nbytes"))
-    for script in (torch._C.ScriptFunction, torch._C.ScriptMethod):  # pylint: disable=protected-access
-        _replace(script, "__call__", _scripted)
-    checks = getattr(torch.utils.checkpoint, "_allowed_determinism_checks_to_fns", {})
-    if "default" in checks:
-        checks["default"] = _metadata
-    for name in ("register_hook", "retain_grad", "register_post_accumulate_grad_hook"):
-        _replace(torch.Tensor, name, functools.partial(_refused, name, "so is its gradient, which has this rank's elements alone and sizes of its own: "
-                                                         "use trireme.utils.safe_get_full_grad() of parameters, torch.autograd.grad() of activations"))
-    for name in ("setup_input_hook", "setup_output_hook"):
-        _replace(torch.utils.hooks.BackwardHook, name, _hooked)
-    _replace(torch.autograd, "grad", _differentiated)
-    if not hasattr(torch.autograd.Function.apply, "trireme_original"):
-        torch.autograd.Function.apply = classmethod(_applied(inspect.getattr_static(torch.autograd.Function, "apply")))
 
 
 # --- sizes ---
@@ -136,7 +96,7 @@ def _stride(original):
     def stride(self, dim=None):
         if not _cores or (whole := sizes_of_whole(self)) is None:
             return original(self) if dim is None else original(self, dim)
-        strides = _strides_of_whole(original(self), torch.Tensor.size.trireme_original(self), whole)
+        strides = _strides_of_whole(original(self), _SIZE(self), whole)
         return strides if dim is None else strides[dim]
     return stride
 
@@ -195,7 +155,7 @@ def _repr(original):
 def _metadata(tensor):
     """The facts that torch.utils.checkpoint compares of a tensor, in the forward pass and in backward, where sizes are
     of parts."""
-    return {"shape": torch.Tensor.size.trireme_original(tensor), "dtype": tensor.dtype, "device": tensor.device}
+    return {"shape": _SIZE(tensor), "dtype": tensor.dtype, "device": tensor.device}
 
 
 # --- numbers and copies ---
@@ -267,7 +227,6 @@ def _applied(original):
     """A custom function whose result is a whole, of arguments that are parts, has a backward that knows of one rank.
 
     `original` is the descriptor: a class method of Python's in torch 2.11, one of C's in later versions."""
-    @functools.wraps(original)
     def apply(cls, *args, **kwargs):
         results = original.__get__(None, cls)(*args, **kwargs)
         if _cores and torch.is_grad_enabled() and cls.__module__.partition(".")[0] not in ("torch", "trireme"):
@@ -284,7 +243,6 @@ def _applied(original):
                                      "operators outside of the function")
         return results
 
-    apply.trireme_original = original
     return apply
 
 
@@ -362,3 +320,59 @@ def _dims(part):
     if part is None or part is Ellipsis or isinstance(part, bool):
         return 0
     return part.dim() if isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8) else 1
+
+
+# --- where programs read ---
+
+def _without_fast_path(_):
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    return lambda: torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _no_sequences(_):
+    _forget_sequences()
+    return _forget_sequences  # also after the class has got its own methods again
+
+
+def _rows(names, make, why, owner="torch"):
+    return [Wrapped(owner, name, why, make) for name in names]
+
+
+def _refusals(names, reason, why):
+    return [Wrapped("torch", f"Tensor.{name}", why, functools.partial(_refused, name, reason)) for name in names]
+
+
+_SIZES = "sizes of a part are the whole's"
+_NUMBERS = "numbers of a part are the whole's where that is known, and refused elsewhere"
+_PLACES = "places of elements are the whole's"
+
+PATCHES = Patches(__name__, "an engine is made that cuts samples or layers (sequence or tensor parallelism)", [
+    *_rows(["Tensor.shape"], _shape, _SIZES),
+    *_rows(["Tensor.nbytes"], _nbytes, _SIZES),
+    *_rows(["Tensor.size"], _size, _SIZES),
+    *_rows(["Tensor.stride"], _stride, _SIZES),
+    *_rows(["Tensor.numel", "Tensor.nelement", "numel"], _numel, _SIZES),
+    *_rows(["Tensor.__len__"], _len, _SIZES),
+    *_rows(["Tensor.__repr__"], _repr, _SIZES),
+    Wrapped("torch", "broadcast_tensors", _SIZES, _broadcast, also=("torch.functional.broadcast_tensors",)),
+    *_rows(["Tensor.__getitem__"], _getitem, _PLACES),
+    *_rows(["Tensor.__setitem__"], _setitem, _PLACES),
+    Added("torch", "Tensor", "what has `__getitem__` in Python is a sequence to it, and a tensor stays none", _no_sequences),
+    *[Wrapped("torch", f"Tensor.{name}", _NUMBERS, functools.partial(_read_of_whole, name)) for name in ("tolist", "numpy", "__array__")],
+    *_refusals(("__deepcopy__", "__reduce_ex__", "__dlpack__"), "a copy of a part is not known as a part; use clone(), "
+               "copy a batch before it is cut, and save a model by the engine", "refuses to copy a part"),
+    *_refusals(("untyped_storage", "storage", "_typed_storage", "storage_offset"), "a storage has this rank's elements alone; read sizes from shape or nbytes",
+               "refuses the storage of a part"),
+    *_refusals(("register_hook", "retain_grad", "register_post_accumulate_grad_hook"),
+               "so is its gradient, which has this rank's elements alone and sizes of its own: "
+               "use trireme.utils.safe_get_full_grad() of parameters, torch.autograd.grad() of activations", "refuses the gradient of a part"),
+    *_rows(["BackwardHook.setup_input_hook", "BackwardHook.setup_output_hook"], _hooked, "refuses backward hooks of modules that compute on a part",
+           "torch.utils.hooks"),
+    *_rows(["ScriptFunction.__call__", "ScriptMethod.__call__"], _scripted, "refuses functions of TorchScript that read sizes of a part", "torch._C"),
+    *_rows(["grad"], _differentiated, "gradients of slices come whole", "torch.autograd"),
+    *_rows(["Function.apply"], _applied, "refuses a function of the program whose backward pass would know of one rank alone", "torch.autograd"),
+    Entry("torch.utils.checkpoint", "_allowed_determinism_checks_to_fns", "default", "torch compares tensors that are computed again by the sizes of parts",
+          lambda _: _metadata),
+    Added("torch.backends.mha", "_is_fastpath_enabled", "a whole layer is not one operator, into which nothing can look", _without_fast_path),
+], ranks.living)

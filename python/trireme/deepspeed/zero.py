@@ -6,7 +6,7 @@ import sys
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from .. import config as configs
+from .. import config as configs, higher_order
 from .._native import core
 from ..activations import wholes
 from ..errors import ConfigError, ShapeError, UnsupportedError
@@ -91,6 +91,7 @@ class Init:
         self._scope = self._hook = None
 
     def __enter__(self):
+        higher_order.PATCHES.apply()
         self._scope = core.InitContext(comm.world(), *self._arguments)
         self._scope.__enter__()
         self._hook = register_module_parameter_registration_hook(number)

@@ -3,7 +3,6 @@
 Accelerate takes its FSDP branch on devices alone: on a host `state.py` stays at MULTI_CPU, and a plugin is passed over
 without a word.
 """
-import functools
 import importlib.metadata
 import sys
 
@@ -12,52 +11,28 @@ from torch.distributed.fsdp import StateDictType
 
 from ..errors import UnsupportedError
 from ..log import logger
+from ..patches import Patches, Wrapped
 from . import optimizers
-from .late import when_imported
 from .wrapper import FullyShardedDataParallel
 
 _KNOWN = ("1.15.0",)
 _OTHER_AXES = ("tp", "cp", "sp")
-_PLACES_OF_FILES = ("accelerate.accelerator", "accelerate.utils", "accelerate.utils.fsdp_utils", "transformers.trainer")
+# which import them from accelerate.utils.fsdp_utils
+_PLACES_OF_FILES = ("accelerate.accelerator", "accelerate.utils", "transformers.trainer")
 _NO_DEVICE = "no available devices found"  # what a plugin says on a host
 
 
-def install():
-    """From here on an Accelerator that asks for FSDP gets Trireme's."""
-    when_imported("accelerate.accelerator", _change)
-
-
-def _change(module):
-    make = module.AcceleratorState.__init__
-
-    @functools.wraps(make)
+def _choosing(make):
     def make_and_choose(self, *args, **kwargs):
         was_there = self.__class__._shared_state != {}  # pylint: disable=protected-access
         make(self, *args, **kwargs)
-        plugin = kwargs.get("fsdp_plugin")
+        plugin, module = kwargs.get("fsdp_plugin"), sys.modules["accelerate.accelerator"]
         kinds = module.DistributedType
         if not was_there and plugin is not None and self.distributed_type in (kinds.MULTI_CPU, kinds.FSDP):
             _check(self, plugin)
             _choose_fsdp(module, self, plugin)
 
-    module.AcceleratorState.__init__ = make_and_choose
-    module.fsdp2_prepare_model = _without_meta(module.fsdp2_prepare_model)
-    module.fsdp2_switch_optimizer_parameters = _attaching(module.fsdp2_switch_optimizer_parameters)
-    module.FullyShardedDataParallelPlugin.__post_init__ = _on_hosts(module.FullyShardedDataParallelPlugin.__post_init__)
-    module.Accelerator.prepare_model = _with_optimizers(_in_fp32(module.Accelerator.prepare_model))
-    module.Accelerator.prepare_optimizer = _with_optimizers(module.Accelerator.prepare_optimizer)
-    _replace("load_fsdp_model", _on_every_rank)
-    _replace("load_fsdp_optimizer", _with_states)
-    _replace("save_fsdp_optimizer", _with_states)
-
-
-def _replace(name, wrapper):
-    """wrapper(function) in the place of a function of accelerate's, wherever it was imported to."""
-    original = getattr(sys.modules["accelerate.utils.fsdp_utils"], name)
-    changed = functools.wraps(original)(wrapper(original))
-    for place in _PLACES_OF_FILES:
-        if getattr(sys.modules.get(place), name, None) is original:
-            setattr(sys.modules[place], name, changed)
+    return make_and_choose
 
 
 def _check(state, plugin):
@@ -101,7 +76,6 @@ def _choose_fsdp(module, state, plugin):
 
 def _without_meta(prepare):
     """Rank 0's values become everybody's at the first use, so nobody moves to the device "meta" and back for that."""
-    @functools.wraps(prepare)
     def prepare_whole(accelerator, model):
         plugin = accelerator.state.fsdp_plugin
         kept, plugin.cpu_ram_efficient_loading = plugin.cpu_ram_efficient_loading, False
@@ -115,7 +89,6 @@ def _without_meta(prepare):
 
 def _attaching(switch):
     """Parameters stay the same objects here: those that come back into the groups are of a wrapped module now."""
-    @functools.wraps(switch)
     def switch_and_attach(optimizer, mapping):
         switch(optimizer, mapping)
         _attach(optimizer)
@@ -143,7 +116,6 @@ def _fsdp1_of(accelerator):
 
 def _on_hosts(post_init):
     """sync_module_states, which cpu_ram_efficient_loading asks for, without the GPU that a plugin wants memory of."""
-    @functools.wraps(post_init)
     def make(self):
         try:
             post_init(self)
@@ -157,7 +129,6 @@ def _on_hosts(post_init):
 
 def _with_optimizers(prepare):
     """Parameters stay the same objects here, so an optimizer that was made before its model was wrapped steps them."""
-    @functools.wraps(prepare)
     def prepare_and_attach(self, *args, **kwargs):
         made = prepare(self, *args, **kwargs)
         for optimizer in self._optimizers if _fsdp1_of(self) else []:  # pylint: disable=protected-access
@@ -171,7 +142,6 @@ def _with_optimizers(prepare):
 def _in_fp32(prepare_model):
     """With mixed precision Accelerate keeps what is trained in fp32, by flat parameters; here by the parameters of each
     wrapped module."""
-    @functools.wraps(prepare_model)
     def prepare_in_fp32(self, *args, **kwargs):
         model = prepare_model(self, *args, **kwargs)
         if _fsdp1_of(self) and self.mixed_precision != "no":
@@ -225,3 +195,22 @@ def _with_states(function):
         return function(fsdp_plugin, accelerator, optimizer, *args, **kwargs)
 
     return call
+
+
+def _of_files(name, why, wrap):
+    return Wrapped("accelerate.utils.fsdp_utils", name, why, wrap, also=tuple(f"{place}.{name}" for place in _PLACES_OF_FILES))
+
+
+_MODULE = "accelerate.accelerator"
+PATCHES = Patches(__name__, "`trireme launch --as-fsdp`, `python -m trireme.as_fsdp` or `as_fsdp.install()`", [
+    Wrapped(_MODULE, "AcceleratorState.__init__", "an Accelerator on hosts that asks for FSDP takes its branch of FSDP", _choosing),
+    Wrapped(_MODULE, "fsdp2_prepare_model", "nobody moves to the device \"meta\" and back", _without_meta),
+    Wrapped(_MODULE, "fsdp2_switch_optimizer_parameters", "an optimizer gets the parameters of the wrapped module", _attaching),
+    Wrapped(_MODULE, "FullyShardedDataParallelPlugin.__post_init__", "a plugin is made without a GPU", _on_hosts),
+    Wrapped(_MODULE, "Accelerator.prepare_model", "an optimizer that was made before its model was wrapped steps it; mixed precision keeps fp32",
+            lambda prepare: _with_optimizers(_in_fp32(prepare))),
+    Wrapped(_MODULE, "Accelerator.prepare_optimizer", "an optimizer that was made before its model was wrapped steps it", _with_optimizers),
+    _of_files("load_fsdp_model", "every rank reads a full state dict", _on_every_rank),
+    _of_files("load_fsdp_optimizer", "states are there before the first step", _with_states),
+    _of_files("save_fsdp_optimizer", "states are there before the first step", _with_states),
+])

@@ -4,10 +4,11 @@ import collections
 import functools
 
 import torch
-from torch.distributed.checkpoint import state_dict as torchs, state_dict_loader, state_dict_saver
+import torch.distributed.checkpoint.state_dict
 from torch.utils import _pytree
 
 from .._native import core
+from ..patches import Patches, Wrapped
 from . import kept, optimizers, states
 from .tensors import ParameterValue
 
@@ -72,18 +73,17 @@ def _unflatten(original, optimizer, *args, **kwargs):
         own.state = found
 
 
-def _wrap(module, name, wrapper):
-    original = getattr(module, name)
-    setattr(module, name, functools.wraps(original)(functools.partial(wrapper, original)))
+def _around(function):
+    """A wrap() by which `function` gets the original first."""
+    return functools.partial(functools.partial, function)
 
 
-def watch():
-    """From here on torch.distributed.checkpoint knows wrapped modules and their optimizers. Called once."""
-    _wrap(torchs, "_init_optim_state", _init_states)
-    _wrap(torchs, "_unflatten_optim_state_dict", _unflatten)
-    _wrap(torchs, "_maybe_full_or_cpu_state_dict",
-          lambda original, values, info: original(_with_wholes(values) if info.full_state_dict or info.cpu_offload else values, info))
-    _wrap(state_dict_saver, "_stateful_to_state_dict", lambda original, values: _with_wholes(original(values)))
-    _wrap(state_dict_loader, "_load_state_dict", _load)
-
-
+PATCHES = Patches(__name__, "`fully_shard()` or `FullyShardedDataParallel()` is first called", [
+    Wrapped("torch.distributed.checkpoint.state_dict", "_init_optim_state", "states of a wrapped module's optimizer are there without a step", _around(_init_states)),
+    Wrapped("torch.distributed.checkpoint.state_dict", "_unflatten_optim_state_dict", "asks the library for names of states", _around(_unflatten)),
+    Wrapped("torch.distributed.checkpoint.state_dict", "_maybe_full_or_cpu_state_dict", "gives whole copies",
+            _around(lambda original, values, info: original(_with_wholes(values) if info.full_state_dict or info.cpu_offload else values, info))),
+    Wrapped("torch.distributed.checkpoint.state_dict_saver", "_stateful_to_state_dict", "saves whole copies",
+            _around(lambda original, values: _with_wholes(original(values)))),
+    Wrapped("torch.distributed.checkpoint.state_dict_loader", "_load_state_dict", "loads into copies, and then into the module", _around(_load)),
+])  # optimizers.PATCHES, which is applied with these, knows who needs them

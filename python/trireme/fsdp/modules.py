@@ -109,7 +109,7 @@ def wrap(module, choice, kind, ignored=frozenset()):
         show(parameter, made.root)
     module.__dict__["fsdp_wrap"] = made
     module.__class__ = _class_of(kind, type(module))
-    optimizers.watch()
+    optimizers.watch(module)
 
 
 def _other(kind):

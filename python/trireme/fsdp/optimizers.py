@@ -2,28 +2,28 @@
 of all gradients, and scalers."""
 import functools
 import itertools
+import sys
 import types
 import weakref
 
 import torch
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-from torch.nn.utils import clip_grad
+import torch.distributed.fsdp.sharded_grad_scaler
 from torch.optim import optimizer as torchs
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import StateError, UnsupportedError
+from ..patches import Added, Patches, Wrapped
 from ..training.client_optimizer import refuse_known
 from ..training.optimizer_copy import without_global_hooks
 from ..training.optimizers import EngineOptimizer, section_of
 from .. import ranks
 from . import kept, states, tensors
-from .late import when_imported
 from .gradients import Gradient
 from .tensors import ShardedParameter, Whole
 
 _roots = weakref.WeakKeyDictionary()  # by optimizer
 _stepped = weakref.WeakSet()  # those whose states are the library's
-_is_watching = False
+_watched = weakref.WeakSet()  # wrapped modules that live
 
 
 class States(dict):
@@ -65,34 +65,33 @@ class ParameterStates(States):
             found.copy_(value)
 
 
-def watch():
-    """From here on optimizers that are made of wrapped modules' parameters are looked after."""
-    global _is_watching  # pylint: disable=global-statement
-    if _is_watching:
-        return
-    _is_watching = True
-    add = torch.optim.Optimizer.add_param_group
+def watch(module):
+    """From here on optimizers that are made of the wrapped module's parameters are looked after."""
+    from . import dcp  # pylint: disable=import-outside-toplevel  # which needs this module
+    _watched.add(module)
+    for room in (PATCHES, tensors.PATCHES, dcp.PATCHES):
+        room.apply()
 
-    @functools.wraps(add)
+
+def _attaching(add):
     def add_and_attach(self, param_group):
         add(self, param_group)
         attach(self, self.param_groups[-1]["params"])
 
-    torch.optim.Optimizer.add_param_group = add_and_attach
-    register_optimizer_step_pre_hook(_refuse_stranger)
-    total = clip_grad._get_total_norm  # pylint: disable=protected-access
+    return add_and_attach
 
-    @functools.wraps(total)
+
+def _of_gradients(total):
     def total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=None):
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         if not any(isinstance(one, Gradient) for one in tensors):
             return total(tensors, norm_type, error_if_nonfinite, foreach)
         return _total_norm(tensors, float(norm_type), error_if_nonfinite)
 
-    clip_grad._get_total_norm = total_norm  # pylint: disable=protected-access
-    clip = clip_grad._clip_grads_with_norm_  # pylint: disable=protected-access
+    return total_norm
 
-    @functools.wraps(clip)
+
+def _clipping(clip):
     def clip_with_norm(parameters, max_norm, total_norm, foreach=None):
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         gradients = [one for one in (parameter.grad for parameter in parameters) if one is not None]
@@ -103,20 +102,12 @@ def watch():
             factor = torch.clamp(float(max_norm) / (total_norm.as_subclass(torch.Tensor) + 1e-6), max=1.0)
             gradients[0].parameter.fsdp_root().scale(gradients, factor)
 
-    clip_grad._clip_grads_with_norm_ = clip_with_norm  # pylint: disable=protected-access
-    for kind in (torch.amp.GradScaler, ShardedGradScaler):
-        kind._unscale_grads_ = _unscaling(kind._unscale_grads_)  # pylint: disable=protected-access
-    from . import dcp  # pylint: disable=import-outside-toplevel  # which needs this module
-    dcp.watch()
-    tensors.watch()
-    # Code of wrapped modules is compiled between calls of this package, as around PyTorch's own FSDP.
-    when_imported("torch._dynamo.trace_rules", lambda rules: rules.add("trireme"))
+    return clip_with_norm
 
 
 def _unscaling(unscale):
     """A scaler's look for infinite gradients, of which each rank finds those of its parameters that the program keeps:
     all skip a step, or none."""
-    @functools.wraps(unscale)
     def unscale_alike(self, optimizer, *args, **kwargs):
         found = unscale(self, optimizer, *args, **kwargs)
         if attached(optimizer) is not None and kept.parameters(optimizer):
@@ -125,6 +116,19 @@ def _unscaling(unscale):
         return found
 
     return unscale_alike
+
+
+def _compile_between(skipped):
+    rules, before = sys.modules["torch._dynamo.trace_rules"], len(skipped)
+    rules.add("trireme")
+    added = skipped[before:]
+
+    def undo():
+        for one in added:
+            skipped.remove(one)
+        rules._recompile_re()  # pylint: disable=protected-access
+
+    return undo
 
 
 def _total_norm(gradients, norm_type, error_if_nonfinite):
@@ -279,3 +283,16 @@ def _refuse_stranger(optimizer, _args, _kwargs):
         return
     if any(isinstance(parameter, ShardedParameter) for group in optimizer.param_groups for parameter in group["params"]):
         raise StateError(f"{type(optimizer).__name__}.step(): the optimizer was made before fully_shard(); make it of model.parameters() after that")
+
+
+PATCHES = Patches(__name__, "`fully_shard()` or `FullyShardedDataParallel()` is first called", [
+    Wrapped("torch.optim", "Optimizer.add_param_group", "an optimizer of a wrapped module's parameters steps its shards", _attaching),
+    Added("torch.optim.optimizer", "_global_optimizer_pre_hooks", "refuses an optimizer that was made before `fully_shard()`",
+          lambda _: register_optimizer_step_pre_hook(_refuse_stranger).remove),
+    Wrapped("torch.nn.utils.clip_grad", "_get_total_norm", "norms are of all ranks' gradients", _of_gradients),
+    Wrapped("torch.nn.utils.clip_grad", "_clip_grads_with_norm_", "clips gradients in shards", _clipping),
+    Wrapped("torch.amp", "GradScaler._unscale_grads_", "all ranks skip a step, or none", _unscaling),
+    Wrapped("torch.distributed.fsdp.sharded_grad_scaler", "ShardedGradScaler._unscale_grads_", "all ranks skip a step, or none", _unscaling),
+    Added("torch._dynamo.trace_rules", "SKIP_DIRS", "code of wrapped modules is compiled between calls of this package, as around PyTorch's own FSDP",
+          _compile_between, also=("torch._dynamo.trace_rules.SKIP_DIRS_RE",)),
+], lambda: [module for module in _watched if not module.fsdp_wrap.root().is_gone])

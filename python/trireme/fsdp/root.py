@@ -79,6 +79,7 @@ class Root:
 
     module = property(lambda self: self._module)
     is_sharded = property(lambda self: self._engine is not None, doc="Whether there is an engine.")
+    is_gone = property(lambda self: self.is_sharded and self._engine.is_spent, doc="Whether nothing can be computed with the model any more.")
 
     def engine(self):
         """The engine; the first call shards. Collective then."""
@@ -114,7 +115,7 @@ class Root:
                 self._keep_value(parameter, value)
             self._follow_sync()
             self._show_values(True)
-        if self._engine.is_spent:
+        if self.is_gone:
             raise StateError("this model's ranks have gone; nothing can be computed with it any more")
         return self._engine
 

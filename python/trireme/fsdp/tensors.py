@@ -1,6 +1,4 @@
 """The tensors that an FSDP program sees: parameters, and what state_dict() gives. gradients.py has their gradients."""
-import functools
-
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils import _pytree
@@ -9,6 +7,7 @@ from .. import agreement, ranks
 from .._native import core
 from ..errors import StateError, UnsupportedError
 from ..parameters import numbered
+from ..patches import Patches, Wrapped
 from . import values
 from .values import Source, Value
 
@@ -359,12 +358,7 @@ def refuse_hook(which):
                            "parameter.grad after backward()")
 
 
-def watch():
-    """From here on torch.autograd.grad(), vector_to_parameters() and DTensors know sharded parameters.
-    Called once."""
-    convert, to_parameters = torch.nn.utils.convert_parameters, torch.nn.utils.vector_to_parameters
-
-    @functools.wraps(to_parameters)
+def _writing(to_parameters):
     def vector_to_parameters(vec, parameters):
         parameters = list(parameters)
         if not any(isinstance(one, ShardedParameter) for one in parameters):
@@ -374,10 +368,10 @@ def watch():
                 parameter.copy_(value.view(parameter.shape))
         return None
 
-    torch.nn.utils.vector_to_parameters = convert.vector_to_parameters = vector_to_parameters
-    original = torch.autograd.grad
+    return vector_to_parameters
 
-    @functools.wraps(original)
+
+def _refusing_grad(original):
     def grad(outputs, inputs, *args, **kwargs):
         inputs = inputs if isinstance(inputs, (torch.Tensor, torch.autograd.graph.GradientEdge)) else tuple(inputs)
         found = [one for one in (inputs if type(inputs) is tuple else [inputs]) if isinstance(one, ShardedParameter)]
@@ -386,18 +380,17 @@ def watch():
                                    "over ranks; call loss.backward() and read parameter.grad")
         return original(outputs, inputs, *args, **kwargs)
 
-    torch.autograd.grad = grad
-    from_local = DTensor.from_local
+    return grad
 
-    @functools.wraps(from_local)
+
+def _refusing_local(from_local):
     def from_local_rows(local_tensor, *args, **kwargs):
         if getattr(local_tensor, "fsdp_lent_of", None) is not None:
             raise UnsupportedError(f"DTensor.from_local() of to_local() of a parameter of shape {tuple(local_tensor.fsdp_lent_of.shape)}: this rank has elements of the flattened "
                                    "parameter, not rows; take redistribute(), which gives a DTensor")
         return from_local(local_tensor, *args, **kwargs)
 
-    DTensor.from_local = staticmethod(from_local_rows)
-    DTensor.__torch_function__ = classmethod(_beside_parameters)
+    return from_local_rows
 
 
 def _beside_parameters(_cls, func, _types, args=(), kwargs=None):
@@ -445,3 +438,13 @@ def show(parameter, root):
     if not isinstance(parameter, ShardedParameter):
         parameter.__class__ = ShardedParameter
     parameter.fsdp_root = root
+
+
+PATCHES = Patches(__name__, "`fully_shard()` or `FullyShardedDataParallel()` is first called", [
+    Wrapped("torch.nn.utils", "vector_to_parameters", "writes into sharded parameters; torch's would put views of the vector in the place of their data", _writing,
+            also=("torch.nn.utils.convert_parameters.vector_to_parameters",)),
+    Wrapped("torch.autograd", "grad", "refuses the gradient of one rank by a sharded parameter", _refusing_grad),
+    Wrapped("torch.distributed.tensor", "DTensor.from_local", "refuses elements of a flattened parameter as rows", _refusing_local),
+    Wrapped("torch.distributed.tensor", "DTensor.__torch_function__", "an operator of a DTensor and a sharded parameter is one of wholes",
+            lambda _: classmethod(_beside_parameters)),
+])  # optimizers.PATCHES, which is applied with these, knows who needs them

@@ -3,11 +3,12 @@ import contextlib
 import contextvars
 import functools
 import inspect
-import sys
 
 import torch
 
+from .. import ranks
 from ..errors import StateError
+from ..patches import Entry, Patches
 
 # Arguments of forward() that Hugging Face names, one number or vector for each token.
 _TOKEN_INPUTS = ("input_ids", "inputs_embeds", "labels", "position_ids", "attention_mask", "token_type_ids", "decoder_input_ids",
@@ -19,20 +20,12 @@ _current = contextvars.ContextVar("trireme_sequence", default=None)
 @contextlib.contextmanager
 def forward_of(core):
     """While it lives, transformers makes masks from the padding of all tokens."""
-    _take_masks()
+    PATCHES.apply()
     token = _current.set(core)
     try:
         yield
     finally:
         _current.reset(token)
-
-
-def _take_masks():
-    masks = sys.modules.get("transformers.masking_utils")
-    mapping = getattr(getattr(masks, "AttentionMaskInterface", None), "_global_mapping", None)
-    if mapping is None or hasattr(mapping.get("sdpa"), "trireme_original"):
-        return
-    mapping["sdpa"] = _of_all_tokens(mapping["sdpa"])
 
 
 def _of_all_tokens(original):
@@ -52,8 +45,13 @@ def _of_all_tokens(original):
             given["attention_mask"] = given["attention_mask"] if whole is None else whole
         return original(*bound.args, **bound.kwargs)
 
-    mask.trireme_original = original
     return mask
+
+
+PATCHES = Patches(__name__, "a forward pass of an engine that cuts sequences", [
+    Entry("transformers.masking_utils", "AttentionMaskInterface._global_mapping", "sdpa", "masks of transformers are made from the padding of all tokens",
+          _of_all_tokens),
+], ranks.living)
 
 
 def prepare(core, module, inputs, kwargs):

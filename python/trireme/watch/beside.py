@@ -4,16 +4,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import parameters, ranks
 from ..log import logger
+from ..patches import Added, Patches
 
 _told = False
-_handle = None
-
-
-def watch():
-    """From here on steps of torch's optimizers are looked at."""
-    global _handle  # pylint: disable=global-statement
-    if _handle is None:
-        _handle = register_optimizer_step_pre_hook(_tell)
 
 
 def _tell(optimizer, _args, _kwargs):
@@ -25,3 +18,8 @@ def _tell(optimizer, _args, _kwargs):
         logger.warning("%s.step() changes nothing: the engine takes the gradients of its parameters. Call engine.step(), and give the optimizer "
                        "to initialize(optimizer=…)", type(optimizer).__name__)
 
+
+PATCHES = Patches(__name__, "an engine is made", [
+    Added("torch.optim.optimizer", "_global_optimizer_pre_hooks", "tells of an optimizer that steps an engine's parameters beside the engine",
+          lambda _: register_optimizer_step_pre_hook(_tell).remove),
+], ranks.living)

@@ -3,14 +3,16 @@ import weakref
 
 from torch.nn.modules import module as modules
 
-from .. import parameters
+from .. import parameters, ranks
 from ..log import logger
+from ..patches import Added, Patches
 
 _engines = weakref.WeakKeyDictionary()  # by module of a model, weakly
 
 
 def watch(engine):
     """From here on the modules of the engine's model are looked after."""
+    PATCHES.apply()
     for module in engine.module.modules():
         _engines[module] = weakref.ref(engine)
 
@@ -32,5 +34,9 @@ def _look_into(module, name, child):
             _tell(module, f"{name}.{inner}", parameter)
 
 
-modules.register_module_parameter_registration_hook(_tell)
-modules.register_module_module_registration_hook(_look_into)
+PATCHES = Patches(__name__, "an engine is made", [
+    Added("torch.nn.modules.module", "_global_parameter_registration_hooks", "tells of a parameter that an engine's model gets too late",
+          lambda _: modules.register_module_parameter_registration_hook(_tell).remove),
+    Added("torch.nn.modules.module", "_global_module_registration_hooks", "tells of a module with parameters that it gets too late",
+          lambda _: modules.register_module_module_registration_hook(_look_into).remove),
+], ranks.living)
