@@ -5,7 +5,7 @@ import functools
 import tensor_programs
 import torch
 import transformers
-import zoo
+from zoo import models as zoo_models
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -86,7 +86,7 @@ class Block(nn.Module):
 class Embedding(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed_tokens = nn.Embedding(zoo.VOCABULARY, WIDTH)
+        self.embed_tokens = nn.Embedding(zoo_models.VOCABULARY, WIDTH)
 
     @property
     def weight(self):
@@ -127,31 +127,31 @@ class Stack(nn.Module):
 # By name: (first layer, block, last layer; None: the first one's weight, frozen layers).
 _STACKS = {
     "mlp": (functools.partial(nn.Linear, FEATURES, WIDTH), functools.partial(Block, mixes=False), functools.partial(Head, 3), ()),
-    "decoder": (Embedding, Block, functools.partial(Head, zoo.VOCABULARY), ()),
+    "decoder": (Embedding, Block, functools.partial(Head, zoo_models.VOCABULARY), ()),
     "tied": (Embedding, Block, None, ()),
-    "experts": (Embedding, functools.partial(Block, inner=Experts), functools.partial(Head, zoo.VOCABULARY), ()),
-    "frozen": (Embedding, Block, functools.partial(Head, zoo.VOCABULARY), (0, 1)),
-    "adapted": (Embedding, functools.partial(Block, adapts=True), functools.partial(Head, zoo.VOCABULARY), (0,)),
+    "experts": (Embedding, functools.partial(Block, inner=Experts), functools.partial(Head, zoo_models.VOCABULARY), ()),
+    "frozen": (Embedding, Block, functools.partial(Head, zoo_models.VOCABULARY), (0, 1)),
+    "adapted": (Embedding, functools.partial(Block, adapts=True), functools.partial(Head, zoo_models.VOCABULARY), (0,)),
 }
 
 
 def roberta():
     """Which makes its positions itself, from those that are no padding."""
     return transformers.RobertaForMaskedLM(transformers.RobertaConfig(
-        hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS, intermediate_size=48, vocab_size=zoo.VOCABULARY, pad_token_id=PADDING,
+        hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS, intermediate_size=48, vocab_size=zoo_models.VOCABULARY, pad_token_id=PADDING,
         max_position_embeddings=LENGTH + 2, hidden_dropout_prob=0, attention_probs_dropout_prob=0))
 
 
 def frozen_llama():
     """Its words and its first layer do not learn."""
-    model = zoo.llama()
+    model = zoo_models.llama()
     for part in (model.model.embed_tokens, model.model.layers[0]):
         part.requires_grad_(False)
     return model
 
 
-FROM_HUB = {"llama": zoo.llama, "llama, tied": zoo.MODELS["llama, tied"][0], "llama, frozen": frozen_llama, "gpt2": zoo.gpt2, "bert": zoo.bert,
-            "roberta": roberta, "t5": zoo.t5, "lora": lambda: tensor_programs._adapted(zoo.llama())}  # pylint: disable=protected-access
+FROM_HUB = {"llama": zoo_models.llama, "llama, tied": zoo_models.PROGRAMS["llama, tied"].build, "llama, frozen": frozen_llama, "gpt2": zoo_models.gpt2, "bert": zoo_models.bert,
+            "roberta": roberta, "t5": zoo_models.t5, "lora": lambda: tensor_programs._adapted(zoo_models.llama())}  # pylint: disable=protected-access
 OWN = tuple(_STACKS)
 MODELS = (*OWN, *FROM_HUB)
 # Rounding chooses the way through experts.
@@ -208,11 +208,11 @@ def batch(name, number):
     generator = torch.Generator().manual_seed(number)
     if name == "mlp":
         return {"input_ids": torch.randn(SAMPLES, LENGTH, FEATURES, generator=generator), "labels": torch.randn(SAMPLES, LENGTH, 3, generator=generator)}
-    ids = torch.randint(3, zoo.VOCABULARY, (SAMPLES, LENGTH), generator=generator)
+    ids = torch.randint(3, zoo_models.VOCABULARY, (SAMPLES, LENGTH), generator=generator)
     labels = ids.clone()
     labels[0, :3] = -100
     if name == "t5":
-        return {"input_ids": ids, "labels": torch.randint(3, zoo.VOCABULARY, (SAMPLES, LENGTH), generator=generator)}
+        return {"input_ids": ids, "labels": torch.randint(3, zoo_models.VOCABULARY, (SAMPLES, LENGTH), generator=generator)}
     if name not in ("bert", "roberta"):
         return {"input_ids": ids, "labels": labels}
     mask = torch.ones_like(ids)

@@ -3,16 +3,16 @@ from harness import Case, main
 
 
 class Models(Case):
-    """Every model of zoo.py."""
+    """Every model of zoo/models.py."""
 
     def test_two_ranks_give_the_losses_of_plain_pytorch(self):
         result = self.on_ranks(2, """
-            import torch, zoo, traceback
+            from zoo import models
             result = {}
-            for name in zoo.MODELS:
+            for name in models.PROGRAMS:
                 runs = [(2, "auto"), (3, "auto"), (3, "copy")]
-                found = {f"{stage} {gather}": zoo.sharded(name, 6, stage, gather) for stage, gather in runs}
-                result[name] = (zoo.plain(name, 6) if os.environ["RANK"] == "0" else None, found)
+                found = {f"{stage} {gather}": models.sharded(name, 6, stage, gather) for stage, gather in runs}
+                result[name] = (models.plain(name, 6) if os.environ["RANK"] == "0" else None, found)
         """, timeout_s=500)
         for name, (expected, found) in result.items():
             for run, losses in found.items():

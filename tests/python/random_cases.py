@@ -3,7 +3,7 @@ import dataclasses
 import random
 
 import torch
-import zoo
+from zoo import models as zoo_models
 from torch import nn
 from torch.nn import functional
 
@@ -39,7 +39,7 @@ class Training:
     index: int
     model: str
     shape: dict  # of a random MLP
-    part: int  # a micro-batch is 1 / part of zoo.BATCH samples
+    part: int  # a micro-batch is 1 / part of zoo_models.BATCH samples
     bf16: bool
     optimizer: str
     options: dict
@@ -140,7 +140,7 @@ def _draw_events(draw, segments):
 def draw_training(seed, index, worlds):
     """Case `index` of `seed`, the same whichever others are drawn."""
     draw = random.Random(f"{seed}/{index}")
-    names = [name for name in zoo.MODELS if name not in LEFT_OUT]
+    names = [name for name in zoo_models.PROGRAMS if name not in LEFT_OUT]
     model = "mlp" if draw.random() < 0.5 else draw.choice(names)
     bf16 = draw.random() < 0.3 and (model == "mlp" or model in IN_BF16)
     optimizer, options, from_config = _draw_optimizer(draw)
@@ -194,7 +194,7 @@ def build(training, seed=7):
     if training.model == "mlp":
         model = Mlp(training.shape).train()
     else:
-        model = zoo.MODELS[training.model][0]().train()
+        model = zoo_models.PROGRAMS[training.model].build().train()
     return model
 
 
@@ -202,9 +202,9 @@ def loss_of(training, model, step, micro):
     """The loss of micro-batch `micro` of a step; `model` is the module or an engine."""
     seed = step * 100 + micro
     if training.model != "mlp":
-        return zoo.MODELS[training.model][1](model, seed, micro % training.part, training.part)
+        return zoo_models.loss_of(training.model, model, seed, micro % training.part, training.part)
     generator = torch.Generator().manual_seed(seed)
-    size = zoo.BATCH // training.part
+    size = zoo_models.BATCH // training.part
     pixels, labels = torch.randn(size, 3, 16, 16, generator=generator), torch.randint(0, 5, (size,), generator=generator)
     # Under "copy" ranks use the same parameters in the same order, so a way must not depend on the sample.
     by_sample = training.shape["branch"] == "by sample" and all(s.gather != "copy" for s in training.segments)
@@ -215,7 +215,7 @@ def loss_of(training, model, step, micro):
 
 def parameter_groups(training, model):
     """Trainable parameters; with two groups those of one dim have no weight decay and half the learning rate."""
-    parameters = zoo.trained(model)
+    parameters = zoo_models.trained(model)
     if not training.two_groups:
         return parameters
     matrices, others = [p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() <= 1]

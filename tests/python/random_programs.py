@@ -5,7 +5,7 @@ import random
 import own_optimizers as own
 import random_cases
 import torch
-import zoo
+from zoo import models as zoo_models
 from random_cases import Training, loss_of as loss_of_case
 from trireme.runtime import lr_schedules
 
@@ -141,7 +141,7 @@ def loss_of(training, model, step, micro):
 
 def parameter_groups(training, model):
     """As the program gives them to its optimizer: a frozen group stands first."""
-    way, trained = training.shape["groups"], zoo.trained(model)
+    way, trained = training.shape["groups"], zoo_models.trained(model)
     half = len(trained) // 2
     groups = [{"params": trained}] if way == "one" else [{"params": trained[:half]}, {"params": trained[half:], "lr": training.options["lr"] / 2}]
     if way == "frozen":

@@ -17,7 +17,7 @@ import random_compare
 import random_programs
 import torch
 import trireme as deepspeed
-import zoo
+from zoo import models as zoo_models
 
 cases = random_programs if "--programs" in sys.argv else random_cases
 END = 1 << 40  # a turn that never comes
@@ -55,7 +55,7 @@ class Plain:
         self.model = cases.build(training)
         if training.bf16:
             self.model.bfloat16()
-        self.parameters = zoo.trained(self.model)
+        self.parameters = zoo_models.trained(self.model)
         self.begin = [p.detach().float().clone() for p in self.parameters]
         self.masters = {p: p.detach().float().clone() if training.bf16 else p for p in self.parameters}
         groups = cases.parameter_groups(training, self.model)
@@ -169,7 +169,7 @@ class Sharded:
         self.folder = folder / f"case{training.index}"
         # A model of other values than the first segment's: they come from the checkpoint.
         self.model = cases.build(training, 7 if number == 0 else 100 + number)
-        self.optimizer, self.trained = None, zoo.trained(self.model)
+        self.optimizer, self.trained = None, zoo_models.trained(self.model)
         self.engine, self.handle, _, self.schedule = self._initialize()
         if number > 0:
             path, client_state = self.engine.load_checkpoint(self.folder)
@@ -178,7 +178,7 @@ class Sharded:
 
     def _initialize(self):
         training, segment = self.training, self.segment
-        config = {"train_micro_batch_size_per_gpu": zoo.BATCH // training.part,
+        config = {"train_micro_batch_size_per_gpu": zoo_models.BATCH // training.part,
                   "gradient_accumulation_steps": segment.accumulation, "gradient_clipping": training.clip,
                   "zero_optimization": {"stage": segment.stage}, "bf16": {"enabled": training.bf16}, **segment.more}
         groups, given = cases.parameter_groups(training, self.model), {}

@@ -148,9 +148,10 @@ class Batches(Case):
 
     def test_a_batch_that_the_program_has_not_cut_is_cut_by_its_names(self):
         result = self.on_ranks(2, MODELS + textwrap.dedent("""
-    import copy, torch, trireme, zoo
+    import copy, torch, trireme
+    from zoo import models as zoo_models
     torch.manual_seed(1)
-    model, ids = zoo.llama().train(), torch.randint(3, zoo.VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
+    model, ids = zoo_models.llama().train(), torch.randint(3, zoo_models.VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
     expected = copy.deepcopy(model)(input_ids=ids, labels=ids).loss
     expected.backward()
     engine, *_ = trireme.initialize(model=model, config={"train_micro_batch_size_per_gpu": 2, "sequence_parallel_size": 2})

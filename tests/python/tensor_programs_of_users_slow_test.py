@@ -1,15 +1,14 @@
 """All programs of users, on two and four ranks that share layers, and with data parallel copies; each group of programs
 is at another ZeRO stage.
 
-    tensor_programs_of_users_slow_test.py PROGRAM Users.test_tensor_users_mlp_4_2 MLPs on four ranks, of which two share
+    tensor_programs_of_users_slow_test.py PROGRAM Users.test_layers_mlp_4_2 MLPs on four ranks, of which two share
     layers
 """
-import importlib
-
+import zoo
 from harness import main
 import tensor_programs_of_users_test as quick
 
-_MODULES = ("tensor_users", "tensor_users_operators", "tensor_users_loops", "tensor_users_families")
+_COLLECTIONS = ("layers", "operators", "loops", "families")
 _AT_ONCE = 16
 _BY_TOKENS = {"sequence_parallel": True}
 _HEADS = "heuristics do not know which heads are in"
@@ -22,7 +21,7 @@ _BACKWARD = "write it by torch's operators"
 _HOOK = "so is its gradient, which has this rank's elements alone"
 # Programs that are refused at every degree, and a part of the text.
 REFUSED = {
-    "tensor_users": {
+    "layers": {
         **{f"attention_Packed{name}": _HEADS for name in ("Chunk", "Split", "Slices", "Unbind", "Indexed", "TensorSplit", "Unflatten")},
         "attention_RelativeEmbedding": _HEADS, "attention_RelativeKeys": _HEADS, "attention_TalkingHeads": _HEADS, "attention_OtherNames": _HEADS,
         "attention_NormOverHeads": "is a norm over all heads", "attention_WrittenHeads": "write by torch.where() instead",
@@ -36,11 +35,11 @@ REFUSED = {
         "mlp_ThroughNumpy": "is a tensor of which this rank has a part", "mlp_ThroughNumpy_ruled": "is a tensor of which this rank has a part",
         **{f"mlp_{name}_ruled": "matches no parameter" for name in ("BatchedExperts", "Gated", "TiedMatrices", "Transposed")},
     },
-    "tensor_users_operators": {
+    "operators": {
         "mlp_boolean_write": "writes across slices", "mlp_checkerboard_mask_write": "writes across slices", "mlp_channel_shuffle": _NOT_KNOWN,
         "lm_embedding_max_norm": _NOT_KNOWN, "mlp_binary_weights_by_Function": _BACKWARD, "mlp_binary_weights_by_Function_ruled": _BACKWARD,
     },
-    "tensor_users_loops": {
+    "loops": {
         "loss_margin": _NOT_KNOWN, "loss_margin_tied": _NOT_KNOWN, "loss_masked_logits": "write by torch.where() instead",
         "loss_masked_logits_tied": "write by torch.where() instead", "loop_lamb": _WHOLE, "loop_muon": _WHOLE, "loop_client_adafactor": "rows and columns of whole matrices",
         "loop_client_lbfgs": "calls back for the loss", "loop_inner_1": "use fewer ranks", "loop_shared_across": _NO_ROW, "loop_shared_across_ruled": "let them agree",
@@ -49,9 +48,9 @@ REFUSED = {
         "loop_compiled": "leave it eager", "loop_compiled_layers": "set tensor_parallel.autotp_size to 1", "loop_timm": _HEADS, "loop_bags": _NO_ROW,
         "loop_plain_mlp": _NO_ROW, "loop_lstm": "find no numbered blocks", "loop_conv": "find no numbered blocks", "loop_lstm_cut": _NOT_KNOWN, "loop_mamba": _HEADS,
         "loop_mamba_ruled": "does not divide", "loop_inner_gradient": "create_graph=True",
-        "loop_tensor_hooks": _HOOK, "loop_parameter_hooks": _HOOK, "loop_backward_hooks": "hook a module around it",
+        "loop_tensor_hooks": _HOOK, "loop_parameter_hooks": _HOOK, "loop_backward_hooks": "hook a collection around it",
     },
-    "tensor_users_families": {
+    "families": {
         "hf_lora_gpt2": "no rule of preset gpt2", "hf_model_mixtral": _EXPERTS, "hf_model_qwen2_moe": _EXPERTS, "hf_model_llama4_text": _EXPERTS,
         "hf_model_deepseek_v3": _EXPERTS,
         "hf_model_mamba": _NO_ROW,
@@ -59,19 +58,19 @@ REFUSED = {
 }
 # Programs that are refused only where ranks have some tokens each between layers.
 REFUSED_BY_TOKENS = {
-    "tensor_users": {"mlp_StraightThrough": _BACKWARD, "mlp_StraightThrough_ruled": _BACKWARD, "mlp_Experts": "writes across slices", "mlp_Experts_ruled": "writes across slices",
-                     "mlp_Gated": _NOT_KNOWN},
-    "tensor_users_operators": {"mlp_gathered_tokens": "writes across slices", "mlp_gathered_tokens_ruled": "writes across slices"},
-    "tensor_users_loops": {},
-    "tensor_users_families": {"hf_adalora": "writes across slices"},
+    "layers": {"mlp_StraightThrough": _BACKWARD, "mlp_StraightThrough_ruled": _BACKWARD, "mlp_Experts": "writes across slices", "mlp_Experts_ruled": "writes across slices",
+               "mlp_Gated": _NOT_KNOWN},
+    "operators": {"mlp_gathered_tokens": "writes across slices", "mlp_gathered_tokens_ruled": "writes across slices"},
+    "loops": {},
+    "families": {"hf_adalora": "writes across slices"},
 }
 # Programs that are neither right nor refused by name yet: values of parameters that outlive the engine, sparse
 # gradients, embeddings that change their size.
 OPEN = {
-    "tensor_users": set(),
-    "tensor_users_operators": {"lm_embedding_sparse"},
-    "tensor_users_loops": {"checkpoint_consolidated", "gathered_parameters", "checkpoint_torch_save"},
-    "tensor_users_families": {"hf_resized_after"},
+    "layers": set(),
+    "operators": {"lm_embedding_sparse"},
+    "loops": {"checkpoint_consolidated", "gathered_parameters", "checkpoint_torch_save"},
+    "families": {"hf_resized_after"},
 }
 # Programs that four ranks that share layers refuse: fewer heads or tokens than ranks, a write into rows of which a
 # rank has none, three channels, two features.
@@ -79,39 +78,39 @@ REFUSED_ON_FOUR = {"hf_llama_3_3", "hf_gpt2_3_heads", "hf_t5_odd_heads", "loop_v
 
 
 class Users(quick.Programs):
-    """A test for each module and first word of its programs' names."""
+    """A test for each collection and first word of its programs' names."""
 
 
-def _is_open(module, name):
-    return name in OPEN[module] or name.removesuffix("_ruled") in OPEN[module]
+def _is_open(collection, name):
+    return name in OPEN[collection] or name.removesuffix("_ruled") in OPEN[collection]
 
 
-def _of(module, names, ranks, tensor, left_out=(), **options):
+def _of(collection, names, ranks, tensor, left_out=(), **options):
     def test(self):
         # Data parallel copies have batch statistics of their own.
         names_here = [name for name in names if ranks == tensor or not name.startswith("mlp_Batched")]
-        right = [name for name in names_here if name not in REFUSED[module] and name not in left_out and not _is_open(module, name)
+        right = [name for name in names_here if name not in REFUSED[collection] and name not in left_out and not _is_open(collection, name)
                  and (tensor < 4 or not (name in REFUSED_ON_FOUR or name.startswith("mlp_one_each")))]
         for place in range(0, len(right), _AT_ONCE):
-            self.assert_right(ranks, tensor, place // _AT_ONCE % 4, module, right[place:place + _AT_ONCE], timeout_s=900, **options)
+            self.assert_right(ranks, tensor, place // _AT_ONCE % 4, collection, right[place:place + _AT_ONCE], timeout_s=900, **options)
     return test
 
 
-def _refused(module):
+def _refused(collection):
     def test(self):
-        self.assert_refused(2, 2, 2, module, REFUSED[module])
-        self.assert_refused(2, 2, 2, module, REFUSED_BY_TOKENS[module], section=_BY_TOKENS)
+        self.assert_refused(2, 2, 2, collection, REFUSED[collection])
+        self.assert_refused(2, 2, 2, collection, REFUSED_BY_TOKENS[collection], section=_BY_TOKENS)
     return test
 
 
-for _module in _MODULES:
-    _programs = importlib.import_module(_module).PROGRAMS
+for _collection in _COLLECTIONS:
+    _programs = zoo.collection(_collection)
     for _first in sorted({_name.partition("_")[0] for _name in _programs}):
         _names = [_name for _name in _programs if _name.partition("_")[0] == _first]
         for _ranks, _tensor in ((2, 2), (4, 4), (4, 2)):
-            setattr(Users, f"test_{_module}_{_first}_{_ranks}_{_tensor}", _of(_module, _names, _ranks, _tensor))
-        setattr(Users, f"test_{_module}_{_first}_by_tokens", _of(_module, _names, 2, 2, REFUSED_BY_TOKENS[_module], section=_BY_TOKENS))
-    setattr(Users, f"test_{_module}_refused", _refused(_module))
+            setattr(Users, f"test_{_collection}_{_first}_{_ranks}_{_tensor}", _of(_collection, _names, _ranks, _tensor))
+        setattr(Users, f"test_{_collection}_{_first}_by_tokens", _of(_collection, _names, 2, 2, REFUSED_BY_TOKENS[_collection], section=_BY_TOKENS))
+    setattr(Users, f"test_{_collection}_refused", _refused(_collection))
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ LARGEST = 2e-5
 _RUN = """
 import sys
 sys.path.insert(0, {here!r})
-import importlib, json, pathlib, os
-importlib.import_module("tensor_users").SECTION = {section!r}
-programs = importlib.import_module({module!r}).PROGRAMS
+import json, pathlib, os
+import tensor_compare, zoo
+tensor_compare.SECTION = {section!r}
+programs = zoo.collection({collection!r})
 result = {{}}
 for name in {names!r}:
     try:
-        result[name] = programs[name]({tensor}, {stage})
+        result[name] = tensor_compare.run(programs[name], {tensor}, {stage})
     except Exception as error:
         result[name] = type(error).__name__ + ": " + str(error)
 pathlib.Path(folder, os.environ["RANK"] + ".json").write_text(json.dumps(result))
@@ -26,16 +27,16 @@ pathlib.Path(folder, os.environ["RANK"] + ".json").write_text(json.dumps(result)
 
 
 class Programs(Case):
-    """Results of a module's programs on every rank."""
+    """Results of programs of a collection of the zoo on every rank."""
 
-    def outcomes(self, ranks, tensor, stage, module, names, section=None, timeout_s=240):
+    def outcomes(self, ranks, tensor, stage, collection, names, section=None, timeout_s=240):
         """By rank, by name: the differences from plain PyTorch, or the error's text. `section`: of every program's
         `tensor_parallel`."""
-        self.on_ranks(ranks, _RUN.format(here=str(HERE), module=module, names=names, tensor=tensor, stage=stage, section=section or {}), timeout_s=timeout_s)
+        self.on_ranks(ranks, _RUN.format(here=str(HERE), collection=collection, names=names, tensor=tensor, stage=stage, section=section or {}), timeout_s=timeout_s)
         return [json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
-    def assert_right(self, ranks, tensor, stage, module, names, **options):
-        for rank, found in enumerate(self.outcomes(ranks, tensor, stage, module, names, **options)):
+    def assert_right(self, ranks, tensor, stage, collection, names, **options):
+        for rank, found in enumerate(self.outcomes(ranks, tensor, stage, collection, names, **options)):
             for name, differences in found.items():
                 with self.subTest(name, ranks=ranks, tensor=tensor, stage=stage, rank=rank):
                     self.assertIsInstance(differences, dict, differences)
@@ -43,26 +44,26 @@ class Programs(Case):
                     for kind, (relative, where) in differences.items():
                         self.assertLessEqual(relative, LARGEST, f"{kind} {where}")
 
-    def assert_refused(self, ranks, tensor, stage, module, texts, **options):
+    def assert_refused(self, ranks, tensor, stage, collection, texts, **options):
         """Each program ends on every rank with an error that has its text. One after the other: what is refused late
         leaves its engine."""
         for name, text in texts.items():
-            for rank, found in enumerate(self.outcomes(ranks, tensor, stage, module, [name], **options)):
+            for rank, found in enumerate(self.outcomes(ranks, tensor, stage, collection, [name], **options)):
                 with self.subTest(name, ranks=ranks, tensor=tensor, stage=stage, rank=rank):
                     self.assertIn(text, found[name])
 
 
 class Quick(Programs):
     def test_attention_and_mlps_of_users(self):
-        self.assert_right(2, 2, 3, "tensor_users", ["attention_PackedUnbind_ruled", "attention_Heads3Of3", "attention_AlibiBaddbmm", "attention_RelativeBias", "attention_PiecesOfKeys",
+        self.assert_right(2, 2, 3, "layers", ["attention_PackedUnbind_ruled", "attention_Heads3Of3", "attention_AlibiBaddbmm", "attention_RelativeBias", "attention_PiecesOfKeys",
                                                     "mlp_SwiGlu", "mlp_NormInside", "mlp_Experts", "mlp_SoftmaxInside"])
 
     def test_losses_and_loops_of_users(self):
-        self.assert_right(2, 2, 1, "tensor_users_loops", ["loss_with_z", "loss_by_log_softmax_tied", "loop_shared_parameter", "loop_checkpointed_reentrant",
+        self.assert_right(2, 2, 1, "loops", ["loss_with_z", "loss_by_log_softmax_tied", "loop_shared_parameter", "loop_checkpointed_reentrant",
                                                           "penalty_orthogonal_rows", "edit_rows_of_head", "checkpoint_other_degree"])
 
     def test_what_is_not_known_to_be_right_is_refused_by_name(self):
-        self.assert_refused(2, 2, 0, "tensor_users", {"mlp_LinearFunction": "write it by torch's operators", "mlp_Put": "writes across slices"})
+        self.assert_refused(2, 2, 0, "layers", {"mlp_LinearFunction": "write it by torch's operators", "mlp_Put": "writes across slices"})
 
 
 if __name__ == "__main__":

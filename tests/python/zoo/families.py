@@ -1,4 +1,4 @@
-"""Programs of transformers and peft. See tensor_users.py."""
+"""Programs of transformers and peft."""
 import functools
 
 import peft
@@ -8,10 +8,18 @@ from torch import nn
 from torch.nn import functional as F
 import trireme
 
-from tensor_users import HIDDEN, LENGTH, VOCABULARY, compare, configuration, seeded, tokens
+from tensor_compare import compare, configuration, seeded
+import zoo
+from zoo.parts import HIDDEN, LENGTH, VOCABULARY, tokens
 
-PROGRAMS = {}
 NO_DROPOUT = dict(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+
+
+def of_labels(call, _, ids):
+    return call(input_ids=ids, labels=ids).loss
+
+
+PROGRAMS = zoo.Collection("families", tokens, of_labels)
 
 
 def llama(**more):
@@ -24,12 +32,8 @@ def gpt2(**more):
         n_embd=HIDDEN, n_layer=2, n_head=4, vocab_size=VOCABULARY, n_positions=32, pad_token_id=0, eos_token_id=1, bos_token_id=1, **NO_DROPOUT), **more}))
 
 
-def of_labels(call, _, ids):
-    return call(input_ids=ids, labels=ids).loss
-
-
 def hf(name, make, loss_of=of_labels, **options):
-    PROGRAMS[f"hf_{name}"] = lambda tensor, stage: compare(tensor, stage, make, loss_of, **options)
+    PROGRAMS.add(f"hf_{name}", make, loss_of, **options)
 
 
 def resized(model, size, **more):
@@ -171,8 +175,8 @@ def _generating(make, **how):
 
 for _name, _how in (("greedy", dict(do_sample=False)), ("without_cache", dict(do_sample=False, use_cache=False)), ("beams", dict(num_beams=3)), ("sampled", dict(do_sample=True, top_k=5)),
                     ("top_p", dict(do_sample=True, top_p=0.8, temperature=0.7)), ("penalised", dict(do_sample=False, repetition_penalty=1.3, no_repeat_ngram_size=2))):
-    PROGRAMS[f"hf_generate_{_name}"] = _generating(llama, **_how)
-PROGRAMS["hf_generate_t5"] = lambda tensor, stage: _generating(_t5, do_sample=False)(tensor, stage)
+    PROGRAMS.own(_generating(llama, **_how), f"hf_generate_{_name}")
+PROGRAMS.own(lambda tensor, stage: _generating(_t5, do_sample=False)(tensor, stage), "hf_generate_t5")
 
 
 def _t5():
@@ -202,7 +206,7 @@ for _name, _more in (("mistral", dict(num_key_value_heads=2, sliding_window=4)),
     hf(f"model_{_name}", functools.partial(_configured, _name, **{**_COMMON, **_more, **{key: 0.0 for key in ("attention_dropout", "resid_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop", "embd_pdrop", "attn_pdrop", "residual_dropout", "embedding_dropout")}}))
 
 
-@lambda function: PROGRAMS.update(hf_resized_after=function)
+@PROGRAMS.own
 def hf_resized_after(tensor, stage):
     """Resizing after initialize(): refused by name."""
     own = seeded(llama)
@@ -213,7 +217,7 @@ def hf_resized_after(tensor, stage):
     return {"finished": [1.0, "without an error"]}
 
 
-@lambda function: PROGRAMS.update(hf_lora_merged=function)
+@PROGRAMS.own
 def hf_lora_merged(tensor, stage):
     """Adapters are merged and unmerged between steps, as PEFT does for inference."""
     def between(call, module, found, who):

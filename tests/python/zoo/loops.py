@@ -1,4 +1,4 @@
-"""More programs that users write: losses, training loops, whole models. See tensor_users.py."""
+"""More programs that users write: losses, training loops, whole models."""
 import atexit
 import copy
 import math
@@ -12,15 +12,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 import trireme
 
-from tensor_users import (BATCH, HEADS, HIDDEN, LENGTH, OF_LM, OF_MLP, VOCABULARY, Attention, Block, Differences, Lm, Mlp, adamw, column, compare,
-                          configuration, next_token, row, rules, seeded, squares, tokens, vectors)
+from tensor_compare import Differences, adamw, compare, configuration, seeded
+import zoo
+from zoo.parts import BATCH, HEADS, HIDDEN, LENGTH, OF_LM, OF_MLP, VOCABULARY, Attention, Block, Lm, Mlp, column, next_token, row, rules, squares, tokens, vectors
 
-PROGRAMS = {}
-
-
-def program(function):
-    PROGRAMS[function.__name__] = function
-    return function
+PROGRAMS = zoo.Collection("loops", tokens, next_token)
 
 
 def small_lm(**more):
@@ -37,8 +33,8 @@ def loss(function):
     def of_model(call, _, ids):
         logits = call(ids)
         return function(logits[:, :-1].reshape(-1, logits.size(-1)), ids[:, 1:].reshape(-1))
-    PROGRAMS[f"loss_{function.__name__}"] = lambda tensor, stage: compare(tensor, stage, small_lm(), of_model, OF_LM)
-    PROGRAMS[f"loss_{function.__name__}_tied"] = lambda tensor, stage: compare(tensor, stage, lambda: TiedLm(layers=1), of_model)
+    PROGRAMS.add(f"loss_{function.__name__}", small_lm(), of_model, partition_config=OF_LM)
+    PROGRAMS.add(f"loss_{function.__name__}_tied", lambda: TiedLm(layers=1), of_model)
     return function
 
 
@@ -197,10 +193,10 @@ def _sampled(call, _, ids):
     return F.cross_entropy(logits[:, -1], chosen[:, 0]) + next_token(call, None, ids)
 
 
-PROGRAMS["loss_sampled"] = lambda tensor, stage: compare(tensor, stage, small_lm(), _sampled)
+PROGRAMS.add("loss_sampled", small_lm(), _sampled)
 
 
-@program
+@PROGRAMS.own
 def loss_distilled(tensor, stage):
     teacher = seeded(lambda: nn.Embedding(VOCABULARY, VOCABULARY)).requires_grad_(False)
 
@@ -210,7 +206,7 @@ def loss_distilled(tensor, stage):
     return compare(tensor, stage, small_lm(), distilled)
 
 
-@program
+@PROGRAMS.own
 def loss_distilled_between_engines(tensor, stage):
     """A teacher in an engine of its own."""
     make = lambda: nn.ModuleDict({"student": Lm(layers=1), "teacher": Lm(layers=1)})
@@ -230,7 +226,7 @@ def loss_distilled_between_engines(tensor, stage):
 
 # Other training loops.
 def loop(name, make=None, loss_of=next_token, partition_config=None, **options):
-    PROGRAMS[f"loop_{name}"] = lambda tensor, stage: compare(tensor, stage, make or small_lm(), loss_of, partition_config, **options)
+    PROGRAMS.add(f"loop_{name}", make or small_lm(), loss_of, partition_config=partition_config, **options)
 
 
 loop("accumulated", accumulation=3)
@@ -276,9 +272,9 @@ def _only(model, part):
 
 
 for _size in (51, 3, 7, 53):
-    loop(f"vocabulary_{_size}", lambda size=_size: type("Odd", (Lm,), {"vocabulary": size})(layers=1), batch_of=lambda n, size=_size: tokens(n, size))
+    loop(f"vocabulary_{_size}", lambda size=_size: type("Odd", (Lm,), {"vocabulary": size})(layers=1), batch=lambda n, size=_size: tokens(n, size))
     loop(f"vocabulary_{_size}_tied", lambda size=_size: type("Odd", (Lm,), {"vocabulary": size, "tied": True})(layers=1),
-         batch_of=lambda n, size=_size: tokens(n, size))
+         batch=lambda n, size=_size: tokens(n, size))
 loop("inner_45", lambda: Lm(layers=1, mlp=lambda: Mlp(45)))
 loop("inner_1", lambda: Lm(layers=1, mlp=lambda: Mlp(1)))
 
@@ -356,7 +352,7 @@ class TiedByCall(Lm):
 def penalty(name, function, partition_config=OF_LM, make=None):
     def loss_of(call, module, ids):
         return next_token(call, module, ids) + 0.01 * function(module)
-    PROGRAMS[f"penalty_{name}"] = lambda tensor, stage: compare(tensor, stage, make or small_lm(), loss_of, partition_config)
+    PROGRAMS.add(f"penalty_{name}", make or small_lm(), loss_of, partition_config=partition_config)
 
 
 def up(module):
@@ -386,7 +382,7 @@ penalty("group_lasso", lambda module: (up(module).weight.pow(2).sum(1) + up(modu
 
 
 # The same batch, other things in between.
-@program
+@PROGRAMS.own
 def loop_evaluated(tensor, stage):
     """An evaluation between two steps, in eval() and without gradients."""
     def between(call, module, found, who):
@@ -402,7 +398,7 @@ def loop_evaluated(tensor, stage):
     return compare(tensor, stage, small_lm(), between=between)
 
 
-@program
+@PROGRAMS.own
 def loop_evaluated_in_inference_mode(tensor, stage):
     def between(call, module, found, who):
         with torch.inference_mode():
@@ -413,36 +409,36 @@ def loop_evaluated_in_inference_mode(tensor, stage):
     return compare(tensor, stage, small_lm(), between=between)
 
 
-def _edited(edit):
+def _edited(name, edit):
     def between(module):
         with torch.no_grad():
             edit(module)
-    return lambda tensor, stage: compare(tensor, stage, small_lm(), partition_config=OF_LM, between=between)
+    PROGRAMS.add(f"edit_{name}", small_lm(), partition_config=OF_LM, between=between)
 
 
-PROGRAMS["edit_decay_by_hand"] = _edited(lambda module: [p.mul_(0.99) for p in module.parameters()])
-PROGRAMS["edit_data_decay"] = _edited(lambda module: [p.data.mul_(0.99) for p in module.parameters()])
-PROGRAMS["edit_data_assigned"] = _edited(lambda module: [setattr(p, "data", p.data * 0.99) for p in module.parameters()])
-PROGRAMS["edit_clamped"] = _edited(lambda module: [p.clamp_(-0.1, 0.1) for p in module.parameters()])
-PROGRAMS["edit_row_zero"] = _edited(lambda module: module.embed_tokens.weight[0].zero_())
-PROGRAMS["edit_rows"] = _edited(lambda module: [module.lm_head.weight[3:30].fill_(0.1), up(module).weight[40].mul_(0.5), up(module).weight[:, 3].zero_()])
-PROGRAMS["edit_rows_of_head"] = _edited(lambda module: module.lm_head.weight[3:30].fill_(0.1))
-PROGRAMS["edit_normed"] = _edited(lambda module: up(module).weight.div_(up(module).weight.norm(dim=1, keepdim=True)))
-PROGRAMS["edit_normed_columns"] = _edited(lambda module: up(module).weight.div_(up(module).weight.norm(dim=0, keepdim=True)))
-PROGRAMS["edit_renormed"] = _edited(lambda module: up(module).weight.copy_(F.normalize(up(module).weight, dim=0)))
-PROGRAMS["edit_copied_whole"] = _edited(lambda module: up(module).weight.copy_(torch.linspace(-1, 1, 48 * HIDDEN).view(48, HIDDEN)))
-PROGRAMS["edit_data_copied_whole"] = _edited(lambda module: up(module).weight.data.copy_(torch.linspace(-1, 1, 48 * HIDDEN).view(48, HIDDEN)))
-PROGRAMS["edit_from_other"] = _edited(lambda module: module.lm_head.weight.copy_(module.embed_tokens.weight))
-PROGRAMS["edit_masked"] = _edited(lambda module: up(module).weight.mul_((torch.arange(48 * HIDDEN) % 3 > 0).float().view(48, HIDDEN)))
-PROGRAMS["edit_pruned"] = _edited(lambda module: up(module).weight.mul_(up(module).weight.abs() > up(module).weight.abs().flatten().kthvalue(300).values))
-PROGRAMS["edit_averaged"] = _edited(lambda module: [p.lerp_(torch.zeros_like(p), 0.1) for p in module.parameters()])
-PROGRAMS["edit_load_state_dict"] = _edited(lambda module: module.load_state_dict(seeded(small_lm()).state_dict()))
-PROGRAMS["edit_load_own_state_dict"] = _edited(lambda module: module.load_state_dict({name: value * 0.9 for name, value in module.state_dict().items()}))
-PROGRAMS["edit_init"] = _edited(lambda module: [torch.manual_seed(3), nn.init.ones_(up(module).weight), nn.init.zeros_(up(module).bias)])
-PROGRAMS["edit_init_norm_random"] = _edited(lambda module: [torch.manual_seed(3), nn.init.normal_(module.norm.weight)])
+_edited("decay_by_hand", lambda module: [p.mul_(0.99) for p in module.parameters()])
+_edited("data_decay", lambda module: [p.data.mul_(0.99) for p in module.parameters()])
+_edited("data_assigned", lambda module: [setattr(p, "data", p.data * 0.99) for p in module.parameters()])
+_edited("clamped", lambda module: [p.clamp_(-0.1, 0.1) for p in module.parameters()])
+_edited("row_zero", lambda module: module.embed_tokens.weight[0].zero_())
+_edited("rows", lambda module: [module.lm_head.weight[3:30].fill_(0.1), up(module).weight[40].mul_(0.5), up(module).weight[:, 3].zero_()])
+_edited("rows_of_head", lambda module: module.lm_head.weight[3:30].fill_(0.1))
+_edited("normed", lambda module: up(module).weight.div_(up(module).weight.norm(dim=1, keepdim=True)))
+_edited("normed_columns", lambda module: up(module).weight.div_(up(module).weight.norm(dim=0, keepdim=True)))
+_edited("renormed", lambda module: up(module).weight.copy_(F.normalize(up(module).weight, dim=0)))
+_edited("copied_whole", lambda module: up(module).weight.copy_(torch.linspace(-1, 1, 48 * HIDDEN).view(48, HIDDEN)))
+_edited("data_copied_whole", lambda module: up(module).weight.data.copy_(torch.linspace(-1, 1, 48 * HIDDEN).view(48, HIDDEN)))
+_edited("from_other", lambda module: module.lm_head.weight.copy_(module.embed_tokens.weight))
+_edited("masked", lambda module: up(module).weight.mul_((torch.arange(48 * HIDDEN) % 3 > 0).float().view(48, HIDDEN)))
+_edited("pruned", lambda module: up(module).weight.mul_(up(module).weight.abs() > up(module).weight.abs().flatten().kthvalue(300).values))
+_edited("averaged", lambda module: [p.lerp_(torch.zeros_like(p), 0.1) for p in module.parameters()])
+_edited("load_state_dict", lambda module: module.load_state_dict(seeded(small_lm()).state_dict()))
+_edited("load_own_state_dict", lambda module: module.load_state_dict({name: value * 0.9 for name, value in module.state_dict().items()}))
+_edited("init", lambda module: [torch.manual_seed(3), nn.init.ones_(up(module).weight), nn.init.zeros_(up(module).bias)])
+_edited("init_norm_random", lambda module: [torch.manual_seed(3), nn.init.normal_(module.norm.weight)])
 
 
-@program
+@PROGRAMS.own
 def edit_ema(tensor, stage):
     """A moving average of the weights, kept by the program."""
     averages = {}
@@ -461,7 +457,7 @@ def edit_ema(tensor, stage):
     return compare(tensor, stage, small_lm(), partition_config=OF_LM, between=between)
 
 
-@program
+@PROGRAMS.own
 def edit_ema_deepcopy(tensor, stage):
     """A moving average by copy.deepcopy()."""
     averages = {}
@@ -484,7 +480,7 @@ def read(name, function):
     """`function` of a model, after the steps."""
     def after(engine, own, plain, found):
         found.see("read", name, torch.as_tensor(function(own)), torch.as_tensor(function(plain)))
-    PROGRAMS[f"read_{name}"] = lambda tensor, stage: compare(tensor, stage, small_lm(), partition_config=OF_LM, after=after, steps=1)
+    PROGRAMS.add(f"read_{name}", small_lm(), partition_config=OF_LM, after=after, steps=1)
 
 
 read("numel", lambda module: [sum(p.numel() for p in module.parameters()), up(module).weight.size(0), up(module).weight.shape[0], len(up(module).weight)])
@@ -508,7 +504,7 @@ read("deepcopy", lambda module: torch.cat([p.flatten() for p in copy.deepcopy(mo
 read("hash", lambda module: (up(module).weight.detach().view(torch.int32).sum() * 0 + 1))
 
 
-@program
+@PROGRAMS.own
 def read_grad_norms(tensor, stage):
     """Norms of gradients, as programs log them."""
     found = Differences()
@@ -525,7 +521,7 @@ def read_grad_norms(tensor, stage):
     return found.worst
 
 
-@program
+@PROGRAMS.own
 def loop_gradients_changed(tensor, stage):
     """safe_set_full_grad() and safe_set_full_fp32_param()."""
     found = Differences()
@@ -599,7 +595,7 @@ def _hooked(call, module, ids):
 loop("hooked", loss_of=_hooked, partition_config=OF_LM)
 
 
-@program
+@PROGRAMS.own
 def loop_backward_hooks(tensor, stage):
     norms = {"own": [], "plain": []}
 
@@ -622,7 +618,7 @@ def loop_backward_hooks(tensor, stage):
     return compare(tensor, stage, small_lm(), loss_of, OF_LM, after=after)
 
 
-@program
+@PROGRAMS.own
 def loop_tensor_hooks(tensor, stage):
     """A hook of an activation scales its gradient."""
     def loss_of(call, module, ids):
@@ -634,7 +630,7 @@ def loop_tensor_hooks(tensor, stage):
     return compare(tensor, stage, small_lm(), loss_of, OF_LM)
 
 
-@program
+@PROGRAMS.own
 def loop_parameter_hooks(tensor, stage):
     def loss_of(call, module, ids):
         if not getattr(module, "hooked", False):
@@ -725,8 +721,8 @@ def _images(number):
     return torch.randn(BATCH, 3, 16, 16, generator=generator), torch.randint(0, 10, (BATCH,), generator=generator)
 
 
-loop("vit", Vit, lambda call, _, x, y: F.cross_entropy(call(x), y), batch_of=_images)
-loop("vit_ruled", Vit, lambda call, _, x, y: F.cross_entropy(call(x), y), OF_LM, batch_of=_images)
+loop("vit", Vit, lambda call, _, x, y: F.cross_entropy(call(x), y), batch=_images)
+loop("vit_ruled", Vit, lambda call, _, x, y: F.cross_entropy(call(x), y), OF_LM, batch=_images)
 
 
 class Timm(nn.Module):
@@ -763,8 +759,8 @@ class Timm(nn.Module):
 
 
 OF_TIMM = rules(column("fc1"), row("fc2"), column("qkv", shape=[3, -1], partition_dim=0), row("proj"))
-loop("timm", Timm, squares, batch_of=vectors)
-loop("timm_ruled", Timm, squares, OF_TIMM, batch_of=vectors)
+loop("timm", Timm, squares, batch=vectors)
+loop("timm_ruled", Timm, squares, OF_TIMM, batch=vectors)
 
 
 class Translator(nn.Module):
@@ -821,9 +817,9 @@ class TorchEncoder(nn.Module):
 
 
 OF_TORCH = rules(column("linear1"), row("linear2"))
-loop("torch_encoder", TorchEncoder, squares, batch_of=vectors)
-loop("torch_encoder_ruled", TorchEncoder, squares, OF_TORCH, batch_of=vectors)
-loop("torch_transformer_ruled", lambda: _TorchTransformer(), squares, OF_TORCH, batch_of=vectors)
+loop("torch_encoder", TorchEncoder, squares, batch=vectors)
+loop("torch_encoder_ruled", TorchEncoder, squares, OF_TORCH, batch=vectors)
+loop("torch_transformer_ruled", lambda: _TorchTransformer(), squares, OF_TORCH, batch=vectors)
 
 
 class _TorchTransformer(nn.Module):
@@ -862,12 +858,12 @@ class PlainMlp(nn.Module):
         return self.net(x)
 
 
-loop("plain_mlp", PlainMlp, squares, batch_of=vectors)
-loop("plain_mlp_ruled", PlainMlp, squares, rules(column("0"), row("2")), batch_of=vectors)
-loop("plain_mlp_gathered", PlainMlp, squares, rules(column("0", gather_output=True), column("2", gather_output=True), column("4", gather_output=True)), batch_of=vectors)
-loop("plain_mlp_columns_alone", PlainMlp, squares, rules(column("0", "2", "4")), batch_of=vectors)
-loop("plain_mlp_rows_alone", PlainMlp, squares, rules(row("0", "2", "4")), batch_of=vectors)
-loop("plain_mlp_row_first", PlainMlp, squares, rules(row("0"), column("2"), row("4")), batch_of=vectors)
+loop("plain_mlp", PlainMlp, squares, batch=vectors)
+loop("plain_mlp_ruled", PlainMlp, squares, rules(column("0"), row("2")), batch=vectors)
+loop("plain_mlp_gathered", PlainMlp, squares, rules(column("0", gather_output=True), column("2", gather_output=True), column("4", gather_output=True)), batch=vectors)
+loop("plain_mlp_columns_alone", PlainMlp, squares, rules(column("0", "2", "4")), batch=vectors)
+loop("plain_mlp_rows_alone", PlainMlp, squares, rules(row("0", "2", "4")), batch=vectors)
+loop("plain_mlp_row_first", PlainMlp, squares, rules(row("0"), column("2"), row("4")), batch=vectors)
 
 
 class Recurrent(nn.Module):
@@ -894,8 +890,8 @@ class Conv(nn.Module):
         return self.fc(self.c2(F.relu(self.norm(self.c1(x)))).flatten(1))
 
 
-loop("conv", Conv, lambda call, _, x, y: F.cross_entropy(call(x), y), batch_of=_images)
-loop("conv_ruled", Conv, lambda call, _, x, y: F.cross_entropy(call(x), y), rules(column("c1"), row("c2")), batch_of=_images)
+loop("conv", Conv, lambda call, _, x, y: F.cross_entropy(call(x), y), batch=_images)
+loop("conv_ruled", Conv, lambda call, _, x, y: F.cross_entropy(call(x), y), rules(column("c1"), row("c2")), batch=_images)
 
 
 class Mamba(nn.Module):
@@ -981,11 +977,11 @@ def _checkpointed(make=None):
     return run
 
 
-PROGRAMS["checkpoint_other_degree"] = _checkpointed()
-PROGRAMS["checkpoint_other_degree_tied"] = _checkpointed(lambda: TiedLm(layers=1))
+PROGRAMS.own(_checkpointed(), "checkpoint_other_degree")
+PROGRAMS.own(_checkpointed(lambda: TiedLm(layers=1)), "checkpoint_other_degree_tied")
 
 
-@program
+@PROGRAMS.own
 def checkpoint_16bit(tensor, stage):
     found = Differences()
     folder = _folder()
@@ -998,7 +994,7 @@ def checkpoint_16bit(tensor, stage):
     return found.worst
 
 
-@program
+@PROGRAMS.own
 def checkpoint_torch_save(tensor, stage):
     """torch.save() of a state_dict: refused, or whole."""
     found = Differences()
@@ -1014,7 +1010,7 @@ def checkpoint_torch_save(tensor, stage):
     return found.worst
 
 
-@program
+@PROGRAMS.own
 def checkpoint_consolidated(tensor, stage):
     found = Differences()
     folder = _folder()
@@ -1027,7 +1023,7 @@ def checkpoint_consolidated(tensor, stage):
     return found.worst
 
 
-@program
+@PROGRAMS.own
 def gathered_parameters(tensor, stage):
     """GatheredParameters, read and written."""
     found = Differences()
@@ -1042,7 +1038,7 @@ def gathered_parameters(tensor, stage):
     return found.worst
 
 
-@program
+@PROGRAMS.own
 def two_engines(tensor, stage):
     """Two engines in one process and one loss of both."""
     found = Differences()
@@ -1074,7 +1070,7 @@ def two_engines(tensor, stage):
     return found.worst
 
 
-@program
+@PROGRAMS.own
 def no_sync(tensor, stage):
     found = Differences()
     own, plain = seeded(small_lm()), seeded(small_lm())
@@ -1117,11 +1113,12 @@ def _in_16_bits(key, dtype):
     return run
 
 
-PROGRAMS["bf16"], PROGRAMS["fp16"] = _in_16_bits("bf16", torch.bfloat16), _in_16_bits("fp16", torch.float16)
-PROGRAMS["torch_autocast"] = lambda tensor, stage: _in_16_bits("torch_autocast", None)(tensor, stage)
+PROGRAMS.own(_in_16_bits("bf16", torch.bfloat16), "bf16")
+PROGRAMS.own(_in_16_bits("fp16", torch.float16), "fp16")
+PROGRAMS.own(lambda tensor, stage: _in_16_bits("torch_autocast", None)(tensor, stage), "torch_autocast")
 
 
-@program
+@PROGRAMS.own
 def dropout(tensor, stage):
     """Dropout in three places; whole values agree on all ranks, and the share of what is dropped is right."""
     class Dropped(Mlp):

@@ -1,7 +1,7 @@
-"""Models of Hugging Face and ways to write PyTorch programs, each as build() and loss(model, step, rank, size); batches
-of 4."""
+"""Models of Hugging Face and ways to write PyTorch programs, with batches of 4."""
 import torch
 import transformers
+import zoo
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -9,24 +9,21 @@ from torch.utils.checkpoint import checkpoint
 BATCH, SEQUENCE, VOCABULARY = 4, 12, 64
 
 
-def _part(tensor, rank, size):
-    return tensor[rank * BATCH // size:(rank + 1) * BATCH // size]
+def tokens(step, length=SEQUENCE + 1):
+    return (torch.randint(3, VOCABULARY, (BATCH, length), generator=torch.Generator().manual_seed(step)),)
 
 
-def _tokens(step, rank, size, length=SEQUENCE + 1):
-    ids = torch.randint(3, VOCABULARY, (BATCH, length), generator=torch.Generator().manual_seed(step))
-    return _part(ids, rank, size)
+def two_tokens(step):
+    return (*tokens(step), *tokens(step + 1000))
 
 
-def _images(step, rank, size):
+def images(step):
     generator = torch.Generator().manual_seed(step)
-    return (_part(torch.randn(BATCH, 3, 16, 16, generator=generator), rank, size),
-            _part(torch.randint(0, 5, (BATCH,), generator=generator), rank, size))
+    return torch.randn(BATCH, 3, 16, 16, generator=generator), torch.randint(0, 5, (BATCH,), generator=generator)
 
 
-def causal_loss(model, step, rank, size):
-    ids = _tokens(step, rank, size)
-    logits = model(input_ids=ids[:, :-1]).logits
+def causal_loss(call, _, ids):
+    logits = call(input_ids=ids[:, :-1]).logits
     return functional.cross_entropy(logits.reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1))
 
 
@@ -51,8 +48,8 @@ def t5():
         decoder_start_token_id=0))
 
 
-def t5_loss(model, step, rank, size):
-    return model(input_ids=_tokens(step, rank, size), labels=_tokens(step + 1000, rank, size)).loss
+def t5_loss(call, _, ids, labels):
+    return call(input_ids=ids, labels=labels).loss
 
 
 def bert():
@@ -61,9 +58,8 @@ def bert():
         hidden_dropout_prob=0, attention_probs_dropout_prob=0))
 
 
-def masked_loss(model, step, rank, size):
-    ids = _tokens(step, rank, size)
-    return model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss
+def masked_loss(call, _, ids):
+    return call(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss
 
 
 def mixtral():
@@ -78,9 +74,8 @@ def vit():
         num_labels=5, hidden_dropout_prob=0, attention_probs_dropout_prob=0))
 
 
-def image_loss(model, step, rank, size):
-    pixels, labels = _images(step, rank, size)
-    return model(pixel_values=pixels, labels=labels).loss
+def image_loss(call, _, pixels, labels):
+    return call(pixel_values=pixels, labels=labels).loss
 
 
 def lora():
@@ -122,9 +117,8 @@ class Blocks(nn.Module):
         return {"logits": self.head(self.norm(hidden)), "hidden": hidden}
 
 
-def blocks_loss(model, step, rank, size):
-    ids = _tokens(step, rank, size)
-    logits = model(ids[:, :-1])["logits"]
+def blocks_loss(call, _, ids):
+    logits = call(ids[:, :-1])["logits"]
     return functional.cross_entropy(logits.reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1))
 
 
@@ -145,9 +139,8 @@ class Quantised(nn.Module):
         return self.head(torch.relu(flat @ (self.weight.float() * self.scale).t() + self.adapter(flat)))
 
 
-def quantised_loss(model, step, rank, size):
-    pixels, labels = _images(step, rank, size)
-    return functional.cross_entropy(model(pixels), labels)
+def quantised_loss(call, _, pixels, labels):
+    return functional.cross_entropy(call(pixels), labels)
 
 
 class PerSample(nn.Module):
@@ -166,32 +159,37 @@ class PerSample(nn.Module):
         return functional.cross_entropy(self.second(torch.tanh(self.first(flat))), labels) + slopes.square().sum(1).mean()
 
 
-def per_sample_loss(model, step, rank, size):
-    return model(*_images(step, rank, size))
+def per_sample_loss(call, _, pixels, labels):
+    return call(pixels, labels)
 
 
-MODELS = {
-    "llama": (llama, causal_loss),
-    "llama, tied": (lambda: llama(tie_word_embeddings=True), causal_loss),
-    "gpt2": (gpt2, causal_loss),
-    "t5": (t5, t5_loss),
-    "bert": (bert, masked_loss),
-    "mixtral": (mixtral, causal_loss),
-    "vit": (vit, image_loss),
-    "lora": (lora, causal_loss),
-    "checkpoint, reentrant": (checkpointed(True), causal_loss),
-    "checkpoint": (checkpointed(False), causal_loss),
-    "blocks": (Blocks, blocks_loss),
-    "blocks, checkpoint, reentrant": (lambda: Blocks(reentrant=True), blocks_loss),
-    "blocks, compiled": (lambda: Blocks(compiled=True), blocks_loss),
-    "quantised": (Quantised, quantised_loss),
-    "torch.func": (PerSample, per_sample_loss),
-}
+PROGRAMS = zoo.Collection("models", tokens, causal_loss, sorted_by_words=False)
+PROGRAMS.add("llama", llama)
+PROGRAMS.add("llama, tied", lambda: llama(tie_word_embeddings=True))
+PROGRAMS.add("gpt2", gpt2)
+PROGRAMS.add("t5", t5, t5_loss, two_tokens)
+PROGRAMS.add("bert", bert, masked_loss)
+PROGRAMS.add("mixtral", mixtral)
+PROGRAMS.add("vit", vit, image_loss, images)
+PROGRAMS.add("lora", lora)
+PROGRAMS.add("checkpoint, reentrant", checkpointed(True))
+PROGRAMS.add("checkpoint", checkpointed(False))
+PROGRAMS.add("blocks", Blocks, blocks_loss)
+PROGRAMS.add("blocks, checkpoint, reentrant", lambda: Blocks(reentrant=True), blocks_loss)
+PROGRAMS.add("blocks, compiled", lambda: Blocks(compiled=True), blocks_loss)
+PROGRAMS.add("quantised", Quantised, quantised_loss, images)
+PROGRAMS.add("torch.func", PerSample, per_sample_loss, images)
 
 
 def build(name):
     torch.manual_seed(7)
-    return MODELS[name][0]().train()
+    return PROGRAMS[name].build().train()
+
+
+def loss_of(name, call, step, rank, size):
+    """That of the part of a batch that `rank` among `size` has; `call` is the module or an engine."""
+    program = PROGRAMS[name]
+    return program.loss(call, None, *(whole[rank * BATCH // size:(rank + 1) * BATCH // size] for whole in program.batch(step)))
 
 
 def trained(model):
@@ -203,7 +201,7 @@ def plain(name, steps, lr=1e-2):
     model = build(name)
     optimizer, losses = torch.optim.AdamW(trained(model), lr=lr), []
     for step in range(steps):
-        loss = MODELS[name][1](model, step, 0, 1)
+        loss = loss_of(name, model, step, 0, 1)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained(model), 1.0)
         optimizer.step()
@@ -220,7 +218,7 @@ def sharded(name, steps, stage, gather="auto", lr=1e-2):
     engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(trained(model), lr=lr), config=config)
     losses = []
     for step in range(steps):
-        loss = MODELS[name][1](engine, step, engine.global_rank, engine.world_size)
+        loss = loss_of(name, engine, step, engine.global_rank, engine.world_size)
         engine.backward(loss)
         engine.step()
         mean = loss.detach().clone()

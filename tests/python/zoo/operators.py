@@ -1,23 +1,24 @@
 """Operators on slices as users' programs have them: of heads, of the features of an MLP, of weights, of vocabularies.
-See tensor_users.py."""
+See tensor_parts.py."""
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
 
-import tensor_users as users
+import zoo
+from zoo import parts
 
-PROGRAMS = {}
+PROGRAMS = zoo.Collection("operators", parts.tokens, parts.next_token)
 
 
 def case(name, make, **options):
-    PROGRAMS[name.replace(" ", "_")] = lambda tensor, stage: users.compare(tensor, stage, make, **options)
+    PROGRAMS.add(name.replace(" ", "_"), make, **options)
 
 
 # Heads, as many as ranks.
 
 
-class A(users.Attention):
+class A(parts.Attention):
     heads = 2
     groups = 2
     size = 16
@@ -26,7 +27,7 @@ class A(users.Attention):
 def att(name):
 
     def put(fn):
-        case("att " + name, lambda: users.Lm(attention=type("X", (A,), {"attend": fn})))
+        case("att " + name, lambda: parts.Lm(attention=type("X", (A,), {"attend": fn})))
         return fn
     return put
 
@@ -250,7 +251,7 @@ def _(self, q, k, v):
 def mlp(name, inner):
 
     def put(fn):
-        case(f"mlp {name}", lambda: users.Lm(mlp=type("X", (users.Mlp,), {"act": fn, "__init__": lambda self: users.Mlp.__init__(self, inner)})))
+        case(f"mlp {name}", lambda: parts.Lm(mlp=type("X", (parts.Mlp,), {"act": fn, "__init__": lambda self: parts.Mlp.__init__(self, inner)})))
     return put
 
 
@@ -518,9 +519,9 @@ def _(self, x):
 def mlp_of_weights(name, own=None):
 
     def put(fn):
-        cls = type("X", (users.Mlp,), {"forward": fn, **({"own": own} if own else {})})
-        case(f"mlp {name}", lambda: users.Lm(mlp=cls, layers=1))
-        case(f"mlp {name} ruled", lambda: users.Lm(mlp=cls, layers=1), partition_config=users.OF_LM)
+        cls = type("X", (parts.Mlp,), {"forward": fn, **({"own": own} if own else {})})
+        case(f"mlp {name}", lambda: parts.Lm(mlp=cls, layers=1))
+        case(f"mlp {name} ruled", lambda: parts.Lm(mlp=cls, layers=1), partition_config=parts.OF_LM)
     return put
 
 U = lambda s: s.up_proj
@@ -755,51 +756,51 @@ def _(s, x):
     return s.down_proj(y) + y[..., 16:]
 
 
-class Fused(users.Attention):
+class Fused(parts.Attention):
 
     def project(self, x):
         b, s, _ = x.shape
         y = F.linear(x, torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight]), torch.cat([self.q_proj.bias, self.k_proj.bias, self.v_proj.bias]))
         return tuple((p.view(b, s, 4, 8).transpose(1, 2) for p in y.chunk(3, -1)))
 
-case("attention fused by cat", lambda: users.Lm(attention=Fused, layers=1))
+case("attention fused by cat", lambda: parts.Lm(attention=Fused, layers=1))
 
 
-class Fused2(users.Attention):
+class Fused2(parts.Attention):
 
     def project(self, x):
         b, s, _ = x.shape
         y = F.linear(x, torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight]), torch.cat([self.q_proj.bias, self.k_proj.bias, self.v_proj.bias]))
         return y.view(b, s, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
 
-case("attention fused by cat unbind", lambda: users.Lm(attention=Fused2, layers=1))
+case("attention fused by cat unbind", lambda: parts.Lm(attention=Fused2, layers=1))
 
 
-class Fused3(users.Attention):
+class Fused3(parts.Attention):
 
     def project(self, x):
         b, s, _ = x.shape
         w = torch.stack([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight])
         return tuple((p.view(b, s, 4, 8).transpose(1, 2) for p in torch.matmul(x, w.transpose(1, 2)[:, None])))
 
-case("attention fused by stack", lambda: users.Lm(attention=Fused3, layers=1))
+case("attention fused by stack", lambda: parts.Lm(attention=Fused3, layers=1))
 
 
-class ByFunction(users.Attention):
+class ByFunction(parts.Attention):
 
     def forward(self, x):
         x = x.transpose(0, 1)
         o = F.multi_head_attention_forward(x, x, x, 32, 4, None, torch.cat([self.q_proj.bias, self.k_proj.bias, self.v_proj.bias]), None, None, False, 0.0, self.o_proj.weight, self.o_proj.bias, use_separate_proj_weight=True, q_proj_weight=self.q_proj.weight, k_proj_weight=self.k_proj.weight, v_proj_weight=self.v_proj.weight, need_weights=False)[0]
         return o.transpose(0, 1)
 
-case("attention by F.multi_head_attention_forward", lambda: users.Lm(attention=ByFunction, layers=1))
+case("attention by F.multi_head_attention_forward", lambda: parts.Lm(attention=ByFunction, layers=1))
 
 
 def lm(name, own=None, **o):
 
     def put(fn):
 
-        class X(users.Lm):
+        class X(parts.Lm):
 
             def __init__(self):
                 super().__init__(layers=1)

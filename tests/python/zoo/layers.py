@@ -1,248 +1,25 @@
-"""Programs that users write, each trained by plain PyTorch in one process and by an engine whose ranks share layers;
-every rank does both.
-
-tensor_programs_of_users_test.py runs them. Attention and MLPs are here, training loops in tensor_users_loops.py.
-"""
+"""Attention and MLPs as users write them, each in a small language model."""
 import math
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-import trireme
+import zoo
+from zoo.parts import HEADS, HIDDEN, LENGTH, OF_ATTENTION, OF_LM, OF_MLP, Attention, Lm, Mlp, column, cut, next_token, row, rules, tokens
 
-HIDDEN, HEADS, LENGTH, VOCABULARY, BATCH = 32, 4, 10, 50, 3
-# Rounding noise would be most of a gradient that is zero by mathematics, as those of the biases of keys are.
-SMALLEST = 1e-4
-PROGRAMS = {}
-SECTION = {}  # of every program's `tensor_parallel`
-
-
-def program(function):
-    PROGRAMS[function.__name__] = function
-    return function
-
-
-def cut(*patterns, **options):
-    """A rule of partition_config."""
-    return {"patterns": [f"(.*\\.)?{pattern}\\.(weight|bias)$" for pattern in patterns], **options}
-
-
-def rules(*specs):
-    return {"use_default_specs": False, "layer_specs": list(specs)}
-
-
-def column(*patterns, **options):
-    return cut(*patterns, partition_type="column", **options)
-
-
-def row(*patterns, **options):
-    return cut(*patterns, partition_type="row", **options)
-
-
-def tokens(number, vocabulary=VOCABULARY, length=LENGTH):
-    generator = torch.Generator().manual_seed(1000 + number)
-    return (torch.randint(0, vocabulary, (BATCH, length), generator=generator),)
-
-
-def vectors(number, width=HIDDEN):
-    generator = torch.Generator().manual_seed(1000 + number)
-    return torch.randn(BATCH, LENGTH, width, generator=generator), torch.randn(BATCH, LENGTH, width, generator=generator)
-
-
-def seeded(make):
-    torch.manual_seed(0)
-    return make()
-
-
-def next_token(call, _, ids):
-    logits = call(ids)
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-
-
-def squares(call, _, x, y):
-    return F.mse_loss(call(x), y)
-
-
-def adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=3e-3, eps=1e-4, weight_decay=0.1)
-
-
-ADAMW = {"type": "AdamW", "params": {"lr": 3e-3, "eps": 1e-4, "weight_decay": 0.1}}
-
-
-class Differences:
-    """The largest relative difference of each kind, and where."""
-
-    def __init__(self):
-        self.worst = {}
-
-    def see(self, kind, where, one, other, smallest=SMALLEST):
-        if one is None or other is None:
-            relative = 0.0 if one is other else math.inf
-        else:
-            one, other = one.detach().double(), other.detach().double()
-            if one.shape != other.shape:
-                relative, where = math.inf, f"{where}: {list(one.shape)} is not {list(other.shape)}"
-            else:
-                relative = ((one - other).norm() / other.norm().clamp(min=smallest)).item()
-        if not relative <= self.worst.get(kind, [-1.0])[0]:
-            self.worst[kind] = [relative, where]
-
-
-def configuration(tensor, stage, partition_config=None, accumulation=1, optimizer=ADAMW, **more):
-    section = {"autotp_size": tensor, **SECTION, **({"partition_config": partition_config} if partition_config else {})}
-    return {"train_micro_batch_size_per_gpu": BATCH, "gradient_accumulation_steps": accumulation, "optimizer": optimizer,
-            "tensor_parallel": section, "zero_optimization": {"stage": stage}, **more}
-
-
-def compare(tensor, stage, make, loss_of=next_token, partition_config=None, batch_of=tokens, steps=3, optimizer_of=adamw, clipping=1.0, between=None,
-            accumulation=1, smallest=SMALLEST, after=None, initialize=None, backward=None, **more):
-    """{kind: [difference, where]} of losses, gradients of the first step and weights."""
-    own, plain = seeded(make), seeded(make)
-    config = configuration(tensor, stage, partition_config, accumulation, **{"gradient_clipping": clipping, **more})
-    engine, *_ = trireme.initialize(model=own, config=config, **(initialize(own) if initialize else {}))
-    copies = engine.dp_world_size
-    copy = engine.global_rank // tensor
-    optimizer = optimizer_of([p for p in plain.parameters() if p.requires_grad])
-    found = Differences()
-    names = {name: parameter for name, parameter in own.named_parameters()}
-    for step in range(steps):
-        optimizer.zero_grad()
-        for micro in range(accumulation):
-            number = (step * accumulation + micro) * copies
-            loss = loss_of(engine, own, *batch_of(number + copy))
-            if backward:
-                backward(engine, loss)
-            else:
-                engine.backward(loss)
-            for other in range(copies):
-                expected = loss_of(plain, plain, *batch_of(number + other))
-                if other == copy:
-                    found.see("loss", f"step {step}", loss, expected)
-                (expected / copies / accumulation).backward()
-            if micro + 1 < accumulation:
-                engine.step()
-        if step == 0:
-            whole = math.sqrt(sum(p.grad.norm().item() ** 2 for p in plain.parameters() if p.grad is not None))
-            for name, parameter in plain.named_parameters():
-                if parameter.requires_grad and parameter.grad is not None:
-                    found.see("gradient", name, trireme.utils.safe_get_full_grad(names[name]), parameter.grad, max(smallest, 1e-3 * whole))
-        nn.utils.clip_grad_norm_(plain.parameters(), clipping)
-        engine.step()
-        optimizer.step()
-        if between:
-            between(engine, own, found, "own") if between.__code__.co_argcount == 4 else between(own)
-            between(plain, plain, found, "plain") if between.__code__.co_argcount == 4 else between(plain)
-    with trireme.zero.GatheredParameters(list(own.parameters())):
-        for name, parameter in plain.named_parameters():
-            found.see("weight", name, names[name], parameter, 1e-2)
-    for name, buffer in plain.named_buffers():
-        if buffer.is_floating_point():
-            found.see("buffer", name, dict(own.named_buffers())[name], buffer)
-    if after:
-        after(engine, own, plain, found)
-    engine.destroy()
-    for name, parameter in plain.named_parameters():
-        found.see("weight after destroy", name, names[name], parameter, 1e-2)
-    return found.worst
-
-
-class Mlp(nn.Module):
-    def __init__(self, inner=48):
-        super().__init__()
-        self.up_proj, self.down_proj = nn.Linear(HIDDEN, inner), nn.Linear(inner, HIDDEN)
-        self.own()
-
-    def own(self):
-        """Other layers."""
-
-    def act(self, x):
-        return F.gelu(x)
-
-    def forward(self, x):
-        return self.down_proj(self.act(self.up_proj(x)))
-
-
-class Attention(nn.Module):
-    heads, groups, size = HEADS, HEADS, 8
-
-    def __init__(self):
-        super().__init__()
-        self.q_proj = nn.Linear(HIDDEN, self.heads * self.size)
-        self.k_proj, self.v_proj = nn.Linear(HIDDEN, self.groups * self.size), nn.Linear(HIDDEN, self.groups * self.size)
-        self.o_proj = nn.Linear(self.heads * self.size, HIDDEN)
-        self.own()
-
-    def own(self):
-        """Other layers."""
-
-    def attend(self, q, k, v):
-        if self.groups != self.heads:
-            k, v = (part.repeat_interleave(self.heads // self.groups, 1) for part in (k, v))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    def project(self, x):
-        b, s, _ = x.shape
-        return (self.q_proj(x).view(b, s, self.heads, self.size).transpose(1, 2), self.k_proj(x).view(b, s, self.groups, self.size).transpose(1, 2),
-                self.v_proj(x).view(b, s, self.groups, self.size).transpose(1, 2))
-
-    def forward(self, x):
-        b, s, _ = x.shape
-        return self.o_proj(self.attend(*self.project(x)).transpose(1, 2).reshape(b, s, self.heads * self.size))
-
-
-class Block(nn.Module):
-    def __init__(self, attention, mlp):
-        super().__init__()
-        self.norm1, self.attn, self.norm2, self.mlp = nn.LayerNorm(HIDDEN), attention(), nn.LayerNorm(HIDDEN), mlp()
-
-    def forward(self, x):
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
-
-
-class Lm(nn.Module):
-    """A language model as a program writes it."""
-
-    tied, vocabulary = False, VOCABULARY
-
-    def __init__(self, attention=Attention, mlp=Mlp, layers=2):
-        super().__init__()
-        self.embed_tokens = nn.Embedding(self.vocabulary, HIDDEN)
-        self.layers = nn.ModuleList(Block(attention, mlp) for _ in range(layers))
-        self.norm, self.lm_head = nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, self.vocabulary, bias=False)
-        if self.tied:
-            self.lm_head.weight = self.embed_tokens.weight
-
-    def hidden(self, ids):
-        x = self.embed_tokens(ids)
-        for layer in self.layers:
-            x = layer(x)
-        return self.norm(x)
-
-    def forward(self, ids):
-        return self.lm_head(self.hidden(ids))
-
-
-OF_MLP = (column("up_proj"), row("down_proj"))
-OF_ATTENTION = (column("q_proj", "k_proj", "v_proj"), row("o_proj"))
-OF_LM = rules(*OF_MLP, *OF_ATTENTION)
-
-
-def _of_model(make, partition_config=None, **options):
-    return lambda tensor, stage: compare(tensor, stage, make, partition_config=partition_config, **options)
+PROGRAMS = zoo.Collection("layers", tokens, next_token)
 
 
 def attention_variant(cls, partition_config="same"):
     """The class as two programs: by heuristics, and with rules."""
-    PROGRAMS[f"attention_{cls.__name__}"] = _of_model(lambda: Lm(attention=cls))
-    PROGRAMS[f"attention_{cls.__name__}_ruled"] = _of_model(lambda: Lm(attention=cls), OF_LM if partition_config == "same" else partition_config)
+    PROGRAMS.add(f"attention_{cls.__name__}", lambda: Lm(attention=cls))
+    PROGRAMS.add(f"attention_{cls.__name__}_ruled", lambda: Lm(attention=cls), partition_config=OF_LM if partition_config == "same" else partition_config)
     return cls
 
 
 def mlp_variant(cls, partition_config="same"):
-    PROGRAMS[f"mlp_{cls.__name__}"] = _of_model(lambda: Lm(mlp=cls))
-    PROGRAMS[f"mlp_{cls.__name__}_ruled"] = _of_model(lambda: Lm(mlp=cls), OF_LM if partition_config == "same" else partition_config)
+    PROGRAMS.add(f"mlp_{cls.__name__}", lambda: Lm(mlp=cls))
+    PROGRAMS.add(f"mlp_{cls.__name__}_ruled", lambda: Lm(mlp=cls), partition_config=OF_LM if partition_config == "same" else partition_config)
     return cls
 
 
@@ -723,7 +500,6 @@ class Vmapped(Attention):
         return torch.func.vmap(torch.func.vmap(one))(q, k, v)
 
 
-@attention_variant
 class OtherNames(Attention):
     def __init__(self):
         nn.Module.__init__(self)
@@ -736,10 +512,9 @@ class OtherNames(Attention):
         return self.wo(self.attend(q, k, v).transpose(1, 2).reshape(b, s, HIDDEN))
 
 
-PROGRAMS["attention_OtherNames_ruled"] = _of_model(lambda: Lm(attention=OtherNames), rules(*OF_MLP, column("wq", "wk", "wv"), row("wo")))
+attention_variant(OtherNames, rules(*OF_MLP, column("wq", "wk", "wv"), row("wo")))
 
 
-@attention_variant
 class Torchs(nn.Module):
     def __init__(self):
         super().__init__()
@@ -749,8 +524,8 @@ class Torchs(nn.Module):
         return self.self_attn(x, x, x, need_weights=False)[0]
 
 
-PROGRAMS["attention_Torchs_ruled"] = _of_model(lambda: Lm(attention=Torchs), rules(*OF_MLP))
-PROGRAMS["attention_Torchs_out_row"] = _of_model(lambda: Lm(attention=Torchs), rules(
+attention_variant(Torchs, rules(*OF_MLP))
+PROGRAMS.add("attention_Torchs_out_row", lambda: Lm(attention=Torchs), partition_config=rules(
     *OF_MLP, {"patterns": [".*in_proj_(weight|bias)"], "partition_type": "column", "shape": [3, -1], "partition_dim": 0}, row("out_proj")))
 
 

@@ -1,0 +1,66 @@
+"""The zoo: programs that users write, in one list, from which each axis and dialect takes its own.
+
+    zoo.programs()                      all
+    zoo.programs("operators", "mlp")    those that have both tags
+
+A program says how its model, a batch and a loss are made, so that an axis can train it beside plain PyTorch without
+knowing it. Its tags are its collection, which is the file that it stands in, and the first word of its name where the
+collection is sorted by these. One that makes engines itself (it saves, resumes, evaluates between) has `run` instead,
+and is for tensor parallelism.
+"""
+import importlib
+from typing import Callable, NamedTuple
+
+COLLECTIONS = ("models", "layers", "operators", "loops", "families")
+ENGINES = "engines"  # the tag of a program that makes them itself
+
+
+class Program(NamedTuple):
+    name: str
+    tags: frozenset
+    build: Callable = None  # () -> nn.Module
+    batch: Callable = None  # number -> the tensors of a batch
+    loss: Callable = None   # (what is called: the module or an engine, the module, *batch) -> the loss
+    options: dict = {}      # of its training, as tensor_compare.compare() takes them
+    run: Callable = None    # (ranks that share a layer, ZeRO stage) -> differences from plain PyTorch
+
+
+class Collection(dict):
+    """Programs of one file, by name."""
+
+    def __init__(self, tag, batch=None, loss=None, sorted_by_words=True):
+        super().__init__()
+        self.tag, self.batch, self.loss, self.sorted_by_words = tag, batch, loss, sorted_by_words
+
+    def add(self, name, build, loss=None, batch=None, **options):
+        """A program that any axis can train. Raises ValueError: there is one of that name."""
+        self._put(Program(name, self._tags(name), build, batch or self.batch, loss or self.loss, options))
+
+    def own(self, run, name=None):
+        """A program that makes engines itself; by default its name is its function's."""
+        name = name or run.__name__
+        self._put(Program(name, self._tags(name) | {ENGINES}, run=run))
+        return run
+
+    def _tags(self, name):
+        return frozenset({self.tag, *([name.partition("_")[0]] if self.sorted_by_words else ())})
+
+    def _put(self, program):
+        if program.name in self:
+            raise ValueError(f"'{program.name}' is in the zoo's collection '{self.tag}' already")
+        self[program.name] = program
+
+
+def collection(tag):
+    return importlib.import_module(f"zoo.{tag}").PROGRAMS
+
+
+def programs(*tags):
+    """{name: Program} of those that have all tags."""
+    found = {}
+    for tag in COLLECTIONS:
+        for name, program in collection(tag).items():
+            if name in found:
+                raise ValueError(f"'{name}' is in two collections of the zoo")
+            found[name] = program
+    return {name: program for name, program in found.items() if program.tags.issuperset(tags)}
