@@ -42,6 +42,8 @@ class World:
         """In place; contiguous."""
     def gather(self, text: str) -> list[str]:
         """The texts of all ranks, by rank."""
+    def first_difference(self, values: list[int]) -> int | None:
+        """Index of the first integer that ranks have otherwise; None: all have the same."""
     def abort(self, reason: str) -> None:
         """Peers' next waits raise PeerLostError with this reason."""
     def flight_record(self) -> str: ...
@@ -407,8 +409,8 @@ def own_part(parameter: Tensor, whole: Tensor, /) -> Tensor:
     """Of `whole`, in the parameter's shape: a copy of the elements that this rank updates, [n]. Local."""
 def whole_of_parts(parameter: Tensor, own: Tensor, /) -> Tensor:
     """The whole of which ranks have the elements `own` that they update, fp32. Collective."""
-def digest(tensor: Tensor, /) -> int:
-    """Of its bytes; waits for its device. Local."""
+def digest(value: Tensor | str, /) -> int:
+    """Of its bytes, never 0; waits for a tensor's device. Local."""
 def owned_numel(parameter: Tensor, /) -> int: ...
 def safe_get_full_grad(parameter: Tensor, /) -> Tensor | None: ...
 def safe_set_full_fp32_param(parameter: Tensor, value: Tensor, /) -> None: ...

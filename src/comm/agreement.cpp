@@ -1,14 +1,20 @@
 #include "trireme/comm/agreement.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cstring>
 #include <exception>
-#include <optional>
+#include <sstream>
 
 #include "trireme/base/error.h"
+#include "trireme/device/stream.h"
+#include "trireme/intercept.h"
 
 namespace trireme {
 namespace {
@@ -77,6 +83,56 @@ std::string receive_text(Group& group, int peer) {
   return text;
 }
 
+int64_t positive(uint64_t bits) { return static_cast<int64_t>(bits >> 2) + 1; }
+
+bool is_same(Group& group, int64_t digest) {
+  const at::Tensor extremes = at::empty({2}, at::kLong);
+  int64_t* const data = extremes.mutable_data_ptr<int64_t>();
+  data[0] = digest, data[1] = -digest;
+  group.all_reduce(extremes, ReduceOp::kMax).wait();
+  return data[0] == -data[1];
+}
+
+std::string_view bytes_of(const std::vector<int64_t>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(int64_t)};
+}
+
+std::vector<int64_t> values_of(const std::string& bytes) {
+  std::vector<int64_t> values(bytes.size() / sizeof(int64_t));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+template <class Value>
+std::optional<Value> at_or_none(const std::vector<Value>& values, size_t index) {
+  return index < values.size() ? std::optional(values[index]) : std::nullopt;
+}
+
+struct Place {
+  size_t index = 0;
+  int rank = 0;
+};
+
+/// The first place in which a rank differs from rank 0.
+template <class Value>
+std::optional<Place> first_place(const std::vector<std::vector<Value>>& by_rank) {
+  std::optional<Place> first;
+  for (size_t rank = 1; rank < by_rank.size(); ++rank) {
+    const std::vector<Value>&one = by_rank[0], &other = by_rank[rank];
+    const auto index = std::mismatch(one.begin(), one.end(), other.begin(), other.end()).first - one.begin();
+    const Place place{static_cast<size_t>(index), static_cast<int>(rank)};
+    if (one != other && (!first || place.index < first->index)) first = place;
+  }
+  return first;
+}
+
 }  // namespace
 
 std::vector<std::string> gather_or_throw(Group& group, const std::function<std::string()>& work) {
@@ -92,6 +148,23 @@ void all_or_throw(Group& group, const std::function<void()>& work) {
     work();
     return std::string();
   });
+}
+
+void together(Group& group, const std::function<void()>& work) {
+  std::exception_ptr own;
+  try {
+    all_or_throw(group, [&] {
+      try {
+        work();
+      } catch (...) {
+        own = std::current_exception();
+        throw;
+      }
+    });
+  } catch (...) {
+    if (own) std::rethrow_exception(own);
+    throw;
+  }
 }
 
 std::string broadcast_or_throw(Group& group, const std::function<std::string()>& work) {
@@ -134,6 +207,57 @@ std::string distribute(Group& group, const std::function<std::string(int rank)>&
   if (group.rank() != 0) return receive_text(group, 0);
   for (int rank = 1; rank < group.size(); ++rank) send_text(group, work(rank), rank);
   return work(0);
+}
+
+int64_t digest_of(std::string_view bytes) { return positive(XXH3_64bits(bytes.data(), bytes.size())); }
+
+int64_t digest_of(const at::Tensor& flat) {
+  const WithoutInterception own_operators;
+  const at::NoGradGuard no_grad;
+  if (is_host(flat)) return digest_of({static_cast<const char*>(flat.const_data_ptr()), flat.nbytes()});
+  const at::Tensor words = flat.view(at::kByte).to(at::kLong);
+  const at::Tensor places = at::arange(1, words.numel() + 1, words.options());
+  return positive(static_cast<uint64_t>((words * (places * 2654435761).remainder(2147483647)).sum().item<int64_t>()));
+}
+
+std::optional<Difference> first_difference(Group& group, const std::vector<int64_t>& values) {
+  const WithoutInterception own_operators;
+  if (group.size() == 1 || is_same(group, digest_of(bytes_of(values)))) return {};
+  std::vector<std::vector<int64_t>> by_rank;
+  for (const std::string& bytes : all_gather_text(group, std::string(bytes_of(values))))
+    by_rank.push_back(values_of(bytes));
+  const auto place = first_place(by_rank);
+  if (!place) return {};
+  return Difference{place->index, place->rank, at_or_none(by_rank[0], place->index),
+                    at_or_none(by_rank[place->rank], place->index)};
+}
+
+std::string LineDifference::text() const {
+  const auto quoted = [](const std::string& line) { return str("`", line.empty() ? "nothing more" : line, "`"); };
+  return str(quoted(of_rank_0), " on rank 0 and ", quoted(of_rank), " on rank ", rank);
+}
+
+std::optional<LineDifference> first_different_line(Group& group, const std::function<std::string()>& text) {
+  const WithoutInterception own_operators;
+  std::string own;
+  std::exception_ptr problem;
+  try {
+    own = text();
+  } catch (...) {
+    problem = std::current_exception();
+  }
+  constexpr int64_t kFailed = 0;
+  const bool same = group.size() == 1 || is_same(group, problem ? kFailed : digest_of(own));
+  if (same && !problem) return {};
+  std::vector<std::vector<std::string>> by_rank;
+  together(group, [&] {
+    if (problem) std::rethrow_exception(problem);
+  });
+  for (const std::string& one : all_gather_text(group, own)) by_rank.push_back(lines_of(one));
+  const auto place = first_place(by_rank);
+  if (!place) return {};
+  return LineDifference{place->rank, at_or_none(by_rank[0], place->index).value_or(""),
+                        at_or_none(by_rank[place->rank], place->index).value_or("")};
 }
 
 }  // namespace trireme

@@ -10,7 +10,7 @@ namespace trireme {
 
 /// Runs `text` on every rank and compares what it returns. Collective over `all`.
 ///
-/// Cost      one all-gather of 8 bytes; where ranks differ, of the texts.
+/// Cost      as first_different_line().
 /// Throws    on every rank: what it threw on the lowest one, or ConfigError with the difference.
 void agree(Group& all, const char* call, const std::function<std::string()>& text);
 

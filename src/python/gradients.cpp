@@ -4,8 +4,8 @@
 #include "python/engine.h"
 #include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
+#include "trireme/comm/agreement.h"
 #include "trireme/intercept.h"
-#include "trireme/pager/storage/written_values.h"
 
 namespace trireme::python {
 namespace {
@@ -81,6 +81,7 @@ void bind_gradients(py::module_& module) {
   module.def("gradient_written", &gradient_written, WithoutGil());
   module.def("own_weight", &own_weight, WithoutGil());
   module.def("digest", [](const at::Tensor& tensor) { return digest_of(tensor.detach().contiguous().view(-1)); });
+  module.def("digest", [](const std::string& text) { return digest_of(text); });
   module.def("own_part", &own_part, WithoutGil());
   module.def("whole_of_parts", &whole_of_parts, WithoutGil());
   module.def("owned_numel", &owned_numel);

@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/engine.h"
+#include "trireme/comm/agreement.h"
 
 namespace trireme::python {
 namespace {
@@ -42,7 +43,9 @@ void bind_sequences(EngineBaseClass& engine) {
       .def(
           "check_same_inputs",
           [](const EngineBase& engine, const std::vector<int64_t>& values) -> std::optional<size_t> {
-            return engine.tensor() != nullptr ? engine.tensor()->first_difference(values) : std::nullopt;
+            if (engine.tensor() == nullptr) return {};
+            const auto difference = first_difference(engine.tensor()->group(), values);
+            return difference ? std::optional(difference->index) : std::nullopt;
           },
           py::arg("values"), py::call_guard<py::gil_scoped_release>())
       .def("is_slice",

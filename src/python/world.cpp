@@ -75,6 +75,14 @@ void bind_world(py::module_& module) {
           },
           py::arg("text"), WithoutGil(), "The texts of all ranks, by rank.")
       .def(
+          "first_difference",
+          [](const WorldHandle& self, const std::vector<int64_t>& values) -> std::optional<size_t> {
+            const auto difference = first_difference(group_of(self), values);
+            return difference ? std::optional(difference->index) : std::nullopt;
+          },
+          py::arg("values"), WithoutGil(),
+          "Index of the first integer that ranks have otherwise; None: all have the same.")
+      .def(
           "abort", [](const WorldHandle& self, const std::string& reason) { group_of(self).abort(reason); },
           py::arg("reason"), WithoutGil(), "Peers' next waits raise PeerLostError with this reason.")
       .def("flight_record", [](const WorldHandle& self) { return group_of(self).flight_record(); })

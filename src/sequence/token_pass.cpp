@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/comm/agreement.h"
 #include "trireme/intercept/transforms.h"
 
 namespace trireme::sequence {
@@ -69,40 +70,30 @@ at::Tensor TokenPass::cut(const at::Tensor& whole, int64_t dim) {
 void TokenPass::check_same_batch(const SequenceInputs& whole) {
   if (group_.size() == 1) return;
   const WithoutInterception guard;
-  constexpr int64_t kPerTensor = 4;  // whether it is there, samples, tokens, a checksum
+  constexpr const char* kNames[] = {"input_ids", "labels", "position_ids", "attention_mask"};
+  constexpr size_t kPerTensor = 4;  // whether it is there, samples, tokens, a digest
   std::vector<int64_t> told;
   for (const at::Tensor& tensor : {whole.input_ids, whole.labels, whole.position_ids, whole.attention_mask}) {
     const bool is_there = tensor.defined() && tensor.dim() > 0;
     const bool has_values = is_there && at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
     const int64_t dim = is_there ? (whole.dim < 0 ? whole.dim + tensor.dim() : whole.dim) : 0;
     const int64_t tokens = is_there && dim < tensor.dim() ? tensor.size(dim) : 0;
-    int64_t sum = 0;
-    if (has_values && tensor.numel() > 0) {
-      const at::Tensor places = at::arange(1, tensor.numel() + 1, tensor.options().dtype(at::kLong));
-      sum = tensor.to(at::kLong).flatten().mul(places.mul(places).add(7)).sum().item<int64_t>();
-    }
-    told.insert(told.end(), {is_there, is_there && tokens > 0 ? tensor.numel() / tokens : 0, tokens, sum});
+    const int64_t samples = tokens > 0 ? tensor.numel() / tokens : 0;
+    told.insert(told.end(), {is_there, samples, tokens, has_values ? digest_of(tensor.contiguous().view(-1)) : 0});
   }
-  const at::Tensor own =
-      at::tensor(told, at::kLong).to(whole.input_ids.defined() ? whole.input_ids.device() : at::Device(at::kCPU));
-  at::Tensor all = at::empty({group_.size() * own.numel()}, own.options());
-  group_.all_gather(all, own).wait();
-  const at::Tensor by_rank = all.view({group_.size(), -1, kPerTensor}).cpu();
-  constexpr const char* kNames[] = {"input_ids", "labels", "position_ids", "attention_mask"};
-  for (int64_t i = 0; i < by_rank.size(1); ++i)
-    for (int64_t rank = 1; rank < by_rank.size(0); ++rank)
-      for (int64_t what = 0; what < kPerTensor; ++what) {
-        const auto first = by_rank[0][i][what].item<int64_t>(), other = by_rank[rank][i][what].item<int64_t>();
-        if (first == other) continue;
-        const std::string difference =
-            what == 0   ? str("is given by rank ", first != 0 ? 0 : rank, " and not by rank ", first != 0 ? rank : 0)
-            : what == 1 ? str("has ", first, " samples on rank 0 and ", other, " on rank ", rank)
-            : what == 2 ? str("has ", first, " tokens on rank 0 and ", other, " on rank ", rank)
-                        : str("has other values on rank ", rank, " than on rank 0");
-        throw StateError(str("cut: ", kNames[i], " ", difference, " of group '", group_.name(),
-                             "'; ranks that share a sequence get the same batch (a sampler over data_place().size, no "
-                             "shuffling of their own)"));
-      }
+  const auto found = first_difference(group_, told);
+  if (!found) return;
+  const int64_t first = *found->of_rank_0, other = *found->of_rank;
+  const int rank = found->rank;
+  const size_t what = found->index % kPerTensor;
+  const std::string difference =
+      what == 0   ? str("is given by rank ", first != 0 ? 0 : rank, " and not by rank ", first != 0 ? rank : 0)
+      : what == 1 ? str("has ", first, " samples on rank 0 and ", other, " on rank ", rank)
+      : what == 2 ? str("has ", first, " tokens on rank 0 and ", other, " on rank ", rank)
+                  : str("has other values on rank ", rank, " than on rank 0");
+  throw StateError(str("cut: ", kNames[found->index / kPerTensor], " ", difference, " of group '", group_.name(),
+                       "'; ranks that share a sequence get the same batch (a sampler over data_place().size, no "
+                       "shuffling of their own)"));
 }
 
 void TokenPass::run(OperatorCall& call, Next next) {
@@ -311,7 +302,7 @@ void TokenPass::run_opened(OperatorCall& call, Next next, const FoundArguments& 
   next.open(call);
 }
 
-/// A tensor of the part's length beside one of all tokens: libtorch would speak of sizes.
+/// Refuses a tensor of the part's length beside one of all tokens: libtorch's own error would speak of sizes alone.
 void TokenPass::check_lengths(const OperatorCall& call, const Found& total) const {
   for_each_tensor(call.arguments(), [&](const at::Tensor& other) {
     if (!other.defined()) return;

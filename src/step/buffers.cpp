@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -12,6 +11,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/state_names.h"
+#include "trireme/comm/agreement.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/device/stream.h"
 #include "trireme/intercept.h"
@@ -21,22 +21,23 @@ namespace trireme {
 namespace {
 
 constexpr int64_t kPlaceBytes = 64;  // keeps every buffer aligned within the message
-constexpr uint64_t kUnseen = 0;
+constexpr int64_t kUnseen = 0;
 
 int64_t place_bytes(const at::Tensor& tensor) {
   return (static_cast<int64_t>(tensor.nbytes()) + kPlaceBytes - 1) / kPlaceBytes * kPlaceBytes;
 }
 
-uint64_t fingerprint(const at::Tensor& tensor) { return XXH3_64bits(tensor.const_data_ptr(), tensor.nbytes()); }
-
-/// Buffers of one signature can be copied from rank to rank.
-uint64_t signature(const NamedBuffer& buffer) {
-  const std::string text = str(buffer.name, " ", buffer.tensor.scalar_type(), " ", buffer.tensor.sizes());
-  return XXH3_64bits(text.data(), text.size());
+int64_t fingerprint(const at::Tensor& tensor) {
+  return digest_of({static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()});
 }
 
-std::vector<uint64_t> signatures_of(const std::vector<NamedBuffer>& buffers) {
-  std::vector<uint64_t> signatures;
+/// Buffers of one signature can be copied from rank to rank.
+int64_t signature(const NamedBuffer& buffer) {
+  return digest_of(str(buffer.name, " ", buffer.tensor.scalar_type(), " ", buffer.tensor.sizes()));
+}
+
+std::vector<int64_t> signatures_of(const std::vector<NamedBuffer>& buffers) {
+  std::vector<int64_t> signatures;
   for (const NamedBuffer& buffer : buffers) signatures.push_back(signature(buffer));
   return signatures;
 }
@@ -91,11 +92,11 @@ void Buffers::agree(const std::vector<NamedBuffer>& present) {
   at::Tensor has = at::zeros({list.numel()}, at::kInt);
   int32_t* const flags = has.mutable_data_ptr<int32_t>();
   for (int64_t i = 0; i < list.numel(); ++i)
-    flags[i] = std::find(known_.begin(), known_.end(), static_cast<uint64_t>(of_rank_0[i])) != known_.end() ? 1 : 0;
+    flags[i] = std::find(known_.begin(), known_.end(), of_rank_0[i]) != known_.end() ? 1 : 0;
   if (list.numel() > 0) group_.all_reduce(has, ReduceOp::kMin).wait();
   agreed_.clear();
   for (int64_t i = 0; i < list.numel(); ++i)
-    if (flags[i] != 0) agreed_.push_back(static_cast<uint64_t>(of_rank_0[i]));
+    if (flags[i] != 0) agreed_.push_back(of_rank_0[i]);
   tell_others(present);
 }
 
@@ -113,10 +114,10 @@ void Buffers::tell_others(const std::vector<NamedBuffer>& present) {
 }
 
 std::vector<NamedBuffer> Buffers::shared(const std::vector<NamedBuffer>& present) const {
-  std::unordered_map<uint64_t, const NamedBuffer*> by_signature;
+  std::unordered_map<int64_t, const NamedBuffer*> by_signature;
   for (const NamedBuffer& buffer : present) by_signature.emplace(signature(buffer), &buffer);
   std::vector<NamedBuffer> result;
-  for (const uint64_t wanted : agreed_) result.push_back(*by_signature.at(wanted));
+  for (const int64_t wanted : agreed_) result.push_back(*by_signature.at(wanted));
   return result;
 }
 

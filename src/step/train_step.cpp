@@ -191,12 +191,11 @@ std::exception_ptr TrainStep::end_update(ClosedWindow& window, const Agreement& 
 
 void TrainStep::throw_together(const std::exception_ptr& problem) {
   try {
-    all_or_throw(model_, [&] {
+    together(model_, [&] {
       if (problem) std::rethrow_exception(problem);
     });
   } catch (const std::exception& error) {
     if (spoil_) spoil_(error.what());
-    if (problem) std::rethrow_exception(problem);
     throw;
   }
 }

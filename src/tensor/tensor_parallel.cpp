@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 
 #include <cmath>
 #include <utility>
@@ -80,24 +79,7 @@ at::Tensor TensorParallel::gather_like(const at::Tensor& tensor, const at::Tenso
   return tensor::gathered(tensor, known->cut, impl_->exchanges(), "gather");
 }
 
-std::optional<size_t> TensorParallel::first_difference(const std::vector<int64_t>& values) {
-  const WithoutInterception own_operators;
-  Group& group = impl_->group();
-  const auto count = static_cast<int64_t>(values.size());
-  const at::Tensor counts = at::empty({group.size()}, at::kLong);
-  group.all_gather(counts, at::tensor({count}, at::kLong)).wait();
-  const int64_t fewest = counts.min().item<int64_t>();
-  if (fewest > 0) {
-    const at::Tensor own = at::tensor(values, at::kLong).narrow(0, 0, fewest);
-    const at::Tensor all = at::empty({group.size(), fewest}, at::kLong);
-    group.all_gather(all.flatten(), own.contiguous()).wait();
-    const at::Tensor differs = all.ne(all[0]).any(0);
-    for (int64_t i = 0; i < fewest; ++i)
-      if (differs[i].item<bool>()) return static_cast<size_t>(i);
-  }
-  if (counts.max().item<int64_t>() != fewest) return static_cast<size_t>(fewest);
-  return {};
-}
+Group& TensorParallel::group() const { return impl_->group(); }
 
 std::string TensorParallel::exchange_problem() { return impl_->exchanges()->problem(); }
 

@@ -1,6 +1,5 @@
 #include "training/optimizer_choice.h"
 
-#include <exception>
 #include <utility>
 
 #include "trireme/base/error.h"
@@ -71,25 +70,6 @@ PreparedOptimizer prepare(const OptimizerChoice& choice, const WholeModel& model
   }
   (void)hyperparameters_of(prepared, nullptr);  // throws where the schedule does not fit
   return prepared;
-}
-
-/// Collective. What one rank's `call` throws ends it on every rank: on that one as it is, on others by its text.
-template <class Call>
-void together(Group& group, const Call& call) {
-  std::exception_ptr own;
-  try {
-    call();
-  } catch (...) {
-    own = std::current_exception();
-  }
-  try {
-    all_or_throw(group, [&] {
-      if (own) std::rethrow_exception(own);
-    });
-  } catch (...) {
-    if (own) std::rethrow_exception(own);
-    throw;
-  }
 }
 
 void try_client(Group& group, const OptimizerChoice& choice, const std::vector<ParameterSpec>& parameters,

@@ -2,11 +2,9 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <utility>
 
@@ -49,28 +47,6 @@ std::string text_of(const PartitionPlan& plan) {
     text += "\n";
   }
   return text;
-}
-
-std::string digest_of(const std::string& text) { return str(XXH3_64bits(text.data(), text.size())); }
-
-/// The first line of `mine` that `other` has otherwise.
-std::string first_difference(const std::string& mine, const std::string& other) {
-  std::istringstream mine_lines(mine), other_lines(other);
-  std::string line, other_line;
-  while (std::getline(mine_lines, line))
-    if (!std::getline(other_lines, other_line) || line != other_line) return line;
-  return "the number of parameters";
-}
-
-void check_agreement(Group& model, const std::string& text) {
-  const std::vector<std::string> digests = gather_or_throw(model, [&] { return digest_of(text); });
-  const auto differs = std::find_if(digests.begin(), digests.end(), [&](const auto& one) { return one != digests[0]; });
-  if (differs == digests.end()) return;
-  const std::vector<std::string> texts = gather_or_throw(model, [&] { return text; });
-  const auto rank = static_cast<size_t>(differs - digests.begin());
-  throw ConfigError(str("initialize: ranks 0 and ", rank, " would cut the model differently, first ",
-                        first_difference(texts[rank], texts[0]), " (as rank ", rank,
-                        " does); give every rank the same partition_model and tp_plan"));
 }
 
 /// An element that several ranks have is counted by the first of them.
@@ -124,7 +100,9 @@ PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& ten
   const int ranks = groups.tensor->size();
   PartitionPlan plan;
   all_or_throw(groups.model, [&] { plan = make_partition_plan(model_of(tensors, options), rules_of(options, ranks)); });
-  check_agreement(groups.model, text_of(plan));
+  if (const auto difference = first_different_line(groups.model, [&] { return text_of(plan); }))
+    throw ConfigError(str("initialize: the ranks would cut the model differently, first ", difference->text(),
+                          "; give every rank the same partition_model and tp_plan"));
   return plan;
 }
 

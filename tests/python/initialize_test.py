@@ -304,8 +304,8 @@ class Initialize(Case):
 """)
         self.assertIn("differ in `optimizer.params.lr` (here 0.01)", result[0])
         self.assertRegex(result[1], "^ConfigError: initialize: the ranks' configurations .*`optimizer.type` \\(here 'SGD'\\)")
-        self.assertIn("models differ, first in parameter '2.weight' [1, 8] fp32 (as it is on rank 0)", result[2])
-        self.assertIn("models differ: rank 0 has 2 parameters and buffers, another rank 4", result[3])
+        self.assertIn("models differ, first in `parameter '2.weight' [1, 8] fp32` on rank 0 and `parameter '2.weight' [2, 8] fp32` on rank 1", result[2])
+        self.assertIn("models differ, first in `nothing more` on rank 0 and `parameter '", result[3])
 
 
 if __name__ == "__main__":

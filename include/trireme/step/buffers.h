@@ -51,12 +51,12 @@ class Buffers {
   Group& group_;
   const bool is_on_host_;
   const Source source_;
-  std::vector<uint64_t> known_;   ///< signatures of this rank's buffers when ranks last agreed
-  std::vector<uint64_t> agreed_;  ///< of these, those that all ranks have, in rank 0's order
+  std::vector<int64_t> known_;   ///< signatures of this rank's buffers when ranks last agreed
+  std::vector<int64_t> agreed_;  ///< of these, those that all ranks have, in rank 0's order
   bool has_told_ = false;
   /// Hashes of the values that all ranks last agreed on, by agreed_. Version counters would be cheaper, but batch_norm
   /// writes its running statistics without counting.
-  std::vector<uint64_t> fingerprints_;
+  std::vector<int64_t> fingerprints_;
 };
 
 }  // namespace trireme

@@ -74,9 +74,8 @@ class [[nodiscard]] TensorParallel {
   ///
   /// Throws    StateError: `slice` is none, or of other sizes.
   at::Tensor gather_like(const at::Tensor& tensor, const at::Tensor& slice);
-  /// Index of the first of `values` that differs on another rank of the group, or that only one of them has; nothing:
-  /// all ranks have the same. Collective.
-  std::optional<size_t> first_difference(const std::vector<int64_t>& values);
+  /// The ranks that share layers.
+  Group& group() const;
   /// The first exchange so far whose result is wrong for the ranks' parts, with its operator; "" if all are right. Ends
   /// the recording of exchanges. Collective.
   std::string exchange_problem();

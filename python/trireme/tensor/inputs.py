@@ -1,10 +1,8 @@
 """Inputs of a forward() over ranks that share layers: they compute on one batch, which each of them must have got."""
-import ctypes
-import hashlib
-
 import torch
 from torch.utils import _pytree
 
+from .._native import core
 from ..errors import StateError
 
 
@@ -13,20 +11,6 @@ def _key(path):
     first, *others = path
     text = f"args[{first.idx}]" if isinstance(first, _pytree.SequenceKey) else str(first.key)
     return text + "".join(str(key) for key in others)
-
-
-def _digest(value):
-    return int.from_bytes(hashlib.sha256(value).digest()[:7], "big")
-
-
-def checksum(tensor):
-    """A checksum of its bytes, on its own device but for one number."""
-    data = tensor.detach().contiguous()
-    if data.device.type == "cpu":
-        return _digest(ctypes.string_at(data.data_ptr(), data.nbytes) if data.numel() else b"")
-    words = data.reshape(-1).view(torch.uint8).to(torch.int64)
-    places = torch.arange(1, words.numel() + 1, device=data.device)
-    return int((words * (places * 2654435761 % 2147483647)).sum().item()) % (1 << 56)
 
 
 def _tensors(args, kwargs):
@@ -39,8 +23,8 @@ class SameInputs:
     """Looks whether the ranks that share layers call forward() with the same tensors: the first time, and whenever
     shapes are others."""
 
-    def __init__(self, core):
-        self._core = core
+    def __init__(self, engine):
+        self._engine = engine
         self._last = None
 
     def check(self, args, kwargs):
@@ -57,12 +41,12 @@ class SameInputs:
         if layout == self._last:
             return
         self._last = None
-        if self._core.check_same_inputs([_digest(repr(layout).encode())]) is not None:
+        if self._engine.check_same_inputs([core.digest(repr(layout))]) is not None:
             here = ", ".join(f"{path} {list(shape)}" for path, shape, _ in layout) or "no tensors"
             self._raise(f"its ranks call forward() with other tensors (here {here})")
         # Parts of what the engine has computed are no batch: ranks have other ones.
-        numbers = [0 if self._core.is_part(tensor) else checksum(tensor) for _, tensor in leaves]
-        different = self._core.check_same_inputs(numbers) if leaves else None
+        numbers = [0 if self._engine.is_part(tensor) else core.digest(tensor) for _, tensor in leaves]
+        different = self._engine.check_same_inputs(numbers) if leaves else None
         if different is not None:
             self._raise(f"{layout[different][0]} has other values on another rank")
         self._last = layout

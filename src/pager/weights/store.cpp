@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "trireme/pager/storage/written_values.h"
+#include "trireme/comm/agreement.h"
 
 namespace trireme {
 
