@@ -67,6 +67,8 @@ class AwaitedRanks:
     def path(self) -> str:
         """What keys of this meeting begin with."""
 
+def environment(name: str) -> str | None:
+    """A variable that docs/environment.md lists."""
 def await_ranks(timeout_s: float, variables: dict[str, str]) -> AwaitedRanks:
     """Returns when all ranks that the launcher's variables name have come; after 10 s it logs for whom this rank waits.
 

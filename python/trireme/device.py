@@ -1,6 +1,4 @@
 """The device that this rank trains on."""
-import os
-
 import torch
 
 from ._native import core
@@ -14,6 +12,6 @@ def local_device():
     Raises  ConfigError: there is no such device.
     """
     try:
-        return torch.device(core.choose_device(os.environ.get("TRIREME_DEVICE") or "auto", int(os.environ.get("LOCAL_RANK", "0"))))
+        return torch.device(core.choose_device(core.environment("TRIREME_DEVICE") or "auto", int(core.environment("LOCAL_RANK") or 0)))
     except ConfigError as error:
         raise ConfigError(f"TRIREME_DEVICE: {error}") from None

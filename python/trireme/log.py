@@ -1,7 +1,6 @@
 """Messages of the library and of this package, through Python's logging."""
 import atexit
 import logging
-import os
 
 from ._native import core
 
@@ -14,7 +13,7 @@ def _make_logger():
         handler = logging.StreamHandler()  # stderr
         handler.setFormatter(logging.Formatter("[%(asctime)s] [%(levelname)s] [trireme] %(message)s", "%Y-%m-%d %H:%M:%S"))
         made.addHandler(handler)
-        made.setLevel(os.environ.get("TRIREME_LOG_LEVEL", "INFO").upper())
+        made.setLevel((core.environment("TRIREME_LOG_LEVEL") or "INFO").upper())
         made.propagate = False
     return made
 
@@ -23,7 +22,7 @@ _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLU
 
 
 def _is_rank_0():
-    return next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0") == "0"
+    return next(filter(None, map(core.environment, _RANK_VARIABLES)), "0") == "0"
 
 
 def _log(level, message):

@@ -67,7 +67,7 @@ def _init_torch(backend, timeout, init_method, rank, size):
     variables = {}
     if rank >= 0 and size > 0:
         variables = {"RANK": str(rank), "WORLD_SIZE": str(size)}
-    elif "RANK" not in os.environ or not ("MASTER_ADDR" in os.environ or init_method):
+    elif core.environment("RANK") is None or not (core.environment("MASTER_ADDR") or init_method):
         return False
     where = urllib.parse.urlparse(init_method or "env://")
     if where.scheme == "tcp" and where.hostname and where.port and not where.query:

@@ -82,7 +82,7 @@ def _show_from_now(found):
 def install():
     """Lets errors that nobody catches be shown so, unless the program or its Python shows errors in a way of its
     own."""
-    if sys.excepthook is sys.__excepthook__ and os.environ.get("TRIREME_TRACEBACK", "") != "full":
+    if sys.excepthook is sys.__excepthook__ and core.environment("TRIREME_TRACEBACK") != "full":
         PATCHES.apply()
 
 

@@ -4,8 +4,9 @@
 #include <sys/stat.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
+
+#include "trireme/base/environment.h"
 
 namespace trireme {
 namespace {
@@ -22,10 +23,10 @@ constexpr char kRefusal = 'R';
 constexpr size_t kMostBytes = 64 * 1024;
 
 bool tell(const std::string& message) noexcept {
-  const char* address = std::getenv(kLauncherVariable);
+  const auto address = environment(kLauncherVariable);
   int socket = -1;
   unsigned long long identity = 0;
-  if (address == nullptr || std::sscanf(address, "%d:%llu", &socket, &identity) != 2) return false;
+  if (!address || std::sscanf(address->c_str(), "%d:%llu", &socket, &identity) != 2) return false;
   // A program may have closed what it inherited and opened a file of its own under the same number.
   if (identity == 0 || identity_of(socket) != identity) return false;
   const ssize_t sent = send(socket, message.data(), message.size(), MSG_DONTWAIT | MSG_NOSIGNAL);

@@ -18,6 +18,7 @@
 #include "cli/launch/supervisor.h"
 #include "cli/shell/exit_code.h"
 #include "cli/shell/print.h"
+#include "trireme/base/environment.h"
 #include "trireme/base/error.h"
 #include "trireme/base/json_limits.h"
 #include "trireme/device/device.h"
@@ -142,8 +143,8 @@ constexpr const char* kDeepspeedFooter =
 int devices_of_this_machine() {
   const int gpus = count_gpus();
   if (gpus > 0) return gpus;
-  const char* text = std::getenv("LOCAL_SIZE");
-  return text ? std::max(1, std::atoi(text)) : 1;
+  const auto text = environment("LOCAL_SIZE");
+  return text ? std::max(1, std::atoi(text->c_str())) : 1;
 }
 
 int run_deepspeed(const LaunchFlags& flags, const Invocation& invocation) {

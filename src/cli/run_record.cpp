@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/base/environment.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/format.h"
@@ -31,9 +32,9 @@ constexpr int64_t kMemoryEverySteps = 10;
 // A rank's stderr is a pipe to the supervisor, which tells how wide the terminal behind it is.
 ProgressOutput progress_output() {
   auto output = output_to(2);
-  const char* columns = std::getenv("TRIREME_COLUMNS");
+  const auto columns = environment("TRIREME_COLUMNS");
   if (!columns) return output;
-  const int width = std::atoi(columns);
+  const int width = std::atoi(columns->c_str());
   if (width > 0) output.columns = [width] { return std::optional<int>(width); };
   return output;
 }

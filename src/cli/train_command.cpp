@@ -24,6 +24,7 @@
 #include "cli/shell/exit_code.h"
 #include "cli/train_setup.h"
 #include "cli/training.h"
+#include "trireme/base/environment.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/utf8.h"
@@ -142,11 +143,11 @@ void declare(CLI::App& app, TrainOptions& options) {
 // As a launcher's child this process is a rank already: by the same variables as init() reads. A batch script has
 // SLURM_PROCID without SLURM_STEP_ID; a shell that srun has started is a step of one task, which may start ranks.
 bool is_rank_of_a_job() {
-  if (std::getenv("RANK") || std::getenv("WORLD_SIZE") || std::getenv("OMPI_COMM_WORLD_SIZE")) return true;
-  if (!std::getenv("SLURM_PROCID") || !std::getenv("SLURM_STEP_ID")) return false;
-  const char* step_tasks = std::getenv("SLURM_STEP_NUM_TASKS");
-  const char* tasks = step_tasks ? step_tasks : std::getenv("SLURM_NTASKS");
-  return tasks && std::atoi(tasks) > 1;
+  if (environment("RANK") || environment("WORLD_SIZE") || environment("OMPI_COMM_WORLD_SIZE")) return true;
+  if (!environment("SLURM_PROCID") || !environment("SLURM_STEP_ID")) return false;
+  const auto step_tasks = environment("SLURM_STEP_NUM_TASKS");
+  const auto tasks = step_tasks ? step_tasks : environment("SLURM_NTASKS");
+  return tasks && std::atoi(tasks->c_str()) > 1;
 }
 
 // For the time of a check whose messages the ranks will give themselves.
@@ -194,8 +195,7 @@ int start_ranks(const TrainOptions& options, const Invocation& invocation) {
 
 // Every rank says for whom it waits; of the rest, rank 0 speaks for all, unless it is the one that is stopped.
 LogSink log_of_rank(int rank) {
-  const char* lowest = std::getenv("TRIREME_LOG_LEVEL");
-  const bool shows_details = lowest != nullptr && strcasecmp(lowest, "debug") == 0;
+  const bool shows_details = strcasecmp(environment("TRIREME_LOG_LEVEL").value_or("").c_str(), "debug") == 0;
   return [rank, shows_details](LogLevel level, const std::string& message) {
     const bool is_error = level == LogLevel::kError;
     const bool is_about_rank_0 = level == LogLevel::kWarning && message.starts_with("comm: rank 0 ");

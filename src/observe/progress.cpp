@@ -7,10 +7,9 @@
 #include <cctype>
 #include <cerrno>
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
 #include <vector>
 
+#include "trireme/base/environment.h"
 #include "trireme/base/format.h"
 
 namespace trireme {
@@ -39,8 +38,7 @@ std::string bar(double fraction, int width) {
 }
 
 std::optional<int> columns_of(int fd) {
-  const char* kind = std::getenv("TERM");
-  if (!::isatty(fd) || !kind || std::strcmp(kind, "dumb") == 0) return std::nullopt;
+  if (!::isatty(fd) || environment("TERM").value_or("dumb") == "dumb") return std::nullopt;
   winsize size{};
   return ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }

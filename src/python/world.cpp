@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "trireme/base/environment.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/agreement.h"
 #include "trireme/device/device.h"
@@ -107,6 +108,7 @@ void bind_world(py::module_& module) {
       },
       py::arg("timeout_s"), py::arg("variables"), WithoutGil(),
       "trireme::await_ranks: returns when all ranks that the launcher's variables name have come.");
+  module.def("environment", &environment, py::arg("name"), "A variable that docs/environment.md lists.");
   module.def("choose_device", &choose_device, py::arg("name"), py::arg("local_rank"));
   module.def("join", &join_torch, py::arg("store"), py::arg("process_group"), py::arg("rank"), py::arg("size"),
              py::arg("timeout_s"), "trireme::join: joins the ranks that torch.distributed has started.");

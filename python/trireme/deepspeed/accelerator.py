@@ -8,6 +8,7 @@ import sys
 
 import torch
 
+from .._native import core
 from ..device import local_device
 from .missing import names_of
 
@@ -44,7 +45,7 @@ class DeepSpeedAccelerator:
         return contextlib.nullcontext()
 
     def current_device(self):
-        return int(os.environ.get("LOCAL_RANK", "0"))
+        return int(core.environment("LOCAL_RANK") or 0)
 
     def current_device_name(self):
         return "cpu"
@@ -52,7 +53,7 @@ class DeepSpeedAccelerator:
     def device_count(self):
         """Ranks of this host, as the launcher's variables say; 1 without them."""
         # Variables of DeepSpeed and of torchrun
-        counts = (int(os.environ.get(name, 0)) for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE"))
+        counts = (int(core.environment(name) or 0) for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE"))
         return next((count for count in counts if count > 0), 1)
 
     def is_available(self):

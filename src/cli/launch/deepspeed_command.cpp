@@ -1,10 +1,10 @@
 #include "cli/launch/deepspeed_command.h"
 
-#include <cstdlib>
 #include <filesystem>
 #include <optional>
 
 #include "cli/launch/rank_process.h"
+#include "trireme/base/environment.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 
@@ -15,8 +15,8 @@ constexpr const char* kMark = "# Made by `trireme deepspeed --install`.";
 
 // The command that was typed. Of a wheel it is a Python script, which says where it is and becomes this program.
 std::filesystem::path own_command() {
-  const char* command = std::getenv("TRIREME_COMMAND");
-  return command ? std::filesystem::path(command) : std::filesystem::read_symlink("/proc/self/exe");
+  const auto command = environment("TRIREME_COMMAND");
+  return command ? std::filesystem::path(*command) : std::filesystem::read_symlink("/proc/self/exe");
 }
 
 bool is_ours(const std::filesystem::path& command) {

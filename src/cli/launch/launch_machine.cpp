@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +16,7 @@
 #include <thread>
 
 #include "cli/launch/rank_process.h"
+#include "trireme/base/environment.h"
 #include "trireme/base/error.h"
 #include "trireme/base/random_text.h"
 
@@ -59,14 +59,14 @@ std::string path_with_package() {
     is_built =
         is_built || (entry.path().filename().string().starts_with("_core.") && entry.path().extension() == ".so");
   if (!is_built) return "";
-  const char* named = std::getenv("PYTHONPATH");
-  return str(named ? named : "", named && *named ? ":" : "", packages.string());
+  const std::string named = environment("PYTHONPATH").value_or("");
+  return str(named, named.empty() ? "" : ":", packages.string());
 }
 
 // The Python that TRIREME_PYTHON names; in a build tree the one that the package is built for, which the build has left
 // beside the program; else `fallback`.
 std::string python_to_run(const std::string& fallback) {
-  if (const char* python = std::getenv("TRIREME_PYTHON"); python != nullptr && *python != '\0') return python;
+  if (const auto python = environment("TRIREME_PYTHON"); python && !python->empty()) return *python;
   std::ifstream file(own_folder() / "share" / "trireme" / "python");
   std::string built_for;
   return std::getline(file, built_for) ? built_for : fallback;
@@ -78,10 +78,10 @@ LaunchMachine this_machine() {
   std::array<char, 256> name{};
   gethostname(name.data(), name.size() - 1);
   LaunchMachine machine{.host_name = name.data(), .cores = usable_cores(), .free_port = bind_port(0)};
-  machine.has_omp_num_threads = std::getenv("OMP_NUM_THREADS") != nullptr;
+  machine.has_omp_num_threads = environment("OMP_NUM_THREADS").has_value();
   machine.python = python_to_run(machine.python);
   machine.python_path = path_with_package();
-  if (std::getenv("TRIREME_TOKEN") == nullptr) machine.token = random_text();
+  if (!environment("TRIREME_TOKEN")) machine.token = random_text();
   if (machine.free_port == 0) throw IoError(str("no free port for rendezvous: ", std::strerror(errno)));
   return machine;
 }

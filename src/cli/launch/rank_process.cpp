@@ -10,12 +10,12 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <sstream>
 #include <vector>
 
+#include "trireme/base/environment.h"
 #include "trireme/base/error.h"
 
 extern char** environ;
@@ -164,7 +164,7 @@ std::string find_program(const std::string& name) {
   if (name.find('/') != std::string::npos) {
     candidates.push_back(name);
   } else {
-    std::istringstream folders(std::getenv("PATH") ? std::getenv("PATH") : "/usr/bin:/bin");
+    std::istringstream folders(environment("PATH").value_or("/usr/bin:/bin"));
     for (std::string folder; std::getline(folders, folder, ':');)
       candidates.push_back((folder.empty() ? "." : folder) + "/" + name);
   }

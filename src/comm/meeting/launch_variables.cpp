@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "comm/meeting/meeting_address.h"
+#include "trireme/base/environment.h"
 #include "trireme/base/error.h"
 
 namespace trireme::comm {
@@ -189,10 +190,7 @@ std::string LaunchVariables::meeting_host() const {
 }
 
 Environment process_environment() {
-  return [](const std::string& name) -> std::optional<std::string> {
-    const char* value = std::getenv(name.c_str());
-    return value ? std::optional<std::string>(value) : std::nullopt;
-  };
+  return [](const std::string& name) { return environment(name); };
 }
 
 LaunchVariables read_launch_variables(const Environment& environment) {

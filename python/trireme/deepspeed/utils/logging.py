@@ -1,7 +1,7 @@
 """DeepSpeed's functions around the logger of this package."""
 import logging
-import os
 
+from ..._native import core
 from ...log import logger
 from ..missing import names_of
 
@@ -9,14 +9,14 @@ __getattr__ = names_of(__name__)
 
 def log_dist(message, ranks=None, level=logging.INFO):
     """Logs on the given ranks alone; all of them with None or [-1]."""
-    rank = int(os.environ.get("RANK", "0"))
+    rank = int(core.environment("RANK") or 0)
     if not ranks or -1 in ranks or rank in ranks:
         logger.log(level, "[Rank %d] %s", rank, message)
 
 
 def print_rank_0(message, debug=False, force=False):  # pylint: disable=unused-argument
     """Prints on rank 0 alone."""
-    if int(os.environ.get("RANK", "0")) == 0:
+    if int(core.environment("RANK") or 0) == 0:
         print(message, flush=True)
 
 
