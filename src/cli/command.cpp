@@ -17,6 +17,7 @@
 #include "trireme/base/launcher_channel.h"
 #include "trireme/base/suggest.h"
 #include "trireme/base/version.h"
+#include "trireme/base/words.h"
 
 namespace trireme::cli {
 namespace {
@@ -112,12 +113,6 @@ std::vector<std::string> command_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const auto* command : app.get_subcommands({})) names.push_back(command->get_name());
   return names;
-}
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
 }
 
 // A flag where a command is expected is called a flag.

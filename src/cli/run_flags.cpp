@@ -7,18 +7,19 @@
 #include <CLI/Formatter.hpp>
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string_view>
 #include <system_error>
 
+#include "trireme/base/environment.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/json.h"
 #include "trireme/base/json_limits.h"
 #include "trireme/base/utf8.h"
 #include "trireme/base/version.h"
+#include "trireme/base/words.h"
 
 namespace trireme::cli {
 namespace {
@@ -63,12 +64,6 @@ std::vector<std::string> values_of(const CLI::Option& option) {
   return values;
 }
 
-std::string joined(const std::vector<std::string>& values) {
-  std::string text;
-  for (const std::string& value : values) text += (text.empty() ? "" : " ") + value;
-  return text;
-}
-
 std::string quoted(const std::string& word) {
   constexpr const char* kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./+,:@%=";
   if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
@@ -81,8 +76,7 @@ std::string quoted(const std::string& word) {
 std::string program_name() {
   std::error_code unreadable;
   const Path self = std::filesystem::read_symlink("/proc/self/exe", unreadable);
-  const char* folders = std::getenv("PATH");
-  std::istringstream words(folders ? folders : "");
+  std::istringstream words(environment("PATH").value_or(""));
   for (std::string folder; std::getline(words, folder, ':');) {
     const Path found = Path(folder) / "trireme";
     if (::access(found.c_str(), X_OK) == 0)
@@ -150,8 +144,9 @@ void restore_flags(CLI::App& train, const Restoring& from) {
     if (option->count() > 0) {
       if (values.empty() && !option->get_default_str().empty()) values.push_back(option->get_default_str());
       if (must_stay(flag) && values_of(*option) != values)
-        throw ConfigError(str(flag, " ", joined(given_values(*option)), ": the run in ", from.run.string(),
-                              " was started with ", values.empty() ? str("no ", flag) : str(flag, " ", joined(values)),
+        throw ConfigError(str(flag, " ", joined(given_values(*option), " "), ": the run in ", from.run.string(),
+                              " was started with ",
+                              values.empty() ? str("no ", flag) : str(flag, " ", joined(values, " ")),
                               "; leave the flag out, or choose another --out"));
       continue;
     }

@@ -47,10 +47,11 @@ std::string table(const std::vector<Option<Owner>>& rows, const std::string& sec
       add_once(types, rows[i].type);
       add_once(defaults, rows[i].standard);
     }
-    text += str("| ", joined(keys), " | ", joined(types), " | ", joined(defaults), has_types ? " | " : "",
+    text += str("| ", joined_or_dash(keys), " | ", joined_or_dash(types), " | ", joined_or_dash(defaults),
+                has_types ? " | " : "",
                 !has_types            ? ""
                 : first.types.empty() ? "all"
-                                      : joined(first.types),
+                                      : joined_or_dash(first.types),
                 " | ", remark(first), " |\n");
   }
   return text;

@@ -8,6 +8,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/format.h"
 #include "trireme/base/pattern.h"
+#include "trireme/base/words.h"
 #include "trireme/parallel/exclusions.h"
 
 namespace trireme {
@@ -166,12 +167,6 @@ std::vector<PlannedParameter> parameters_of(const ParallelPlan& plan, const Page
 
 // --- text ------------------------------------------------------------------------------------------------------------
 
-std::string joined(const Names& names, const char* between) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : between) + name;
-  return text;
-}
-
 /// "0-3" for neighbours, "0,4,8" for others; of many ranks the first two and the last.
 std::string short_text(const std::vector<int>& ranks) {
   if (ranks.size() == 1) return str(ranks.front());
@@ -192,9 +187,7 @@ std::string short_text(const RankGroups& groups) {
   return text;
 }
 
-std::string over(const Names& axes) {
-  return axes.empty() ? "whole on each rank" : "sharded along " + joined(axes, ", ");
-}
+std::string over(const Names& axes) { return axes.empty() ? "whole on each rank" : "sharded along " + joined(axes); }
 
 void print_groups(std::ostream& text, const ParallelPlan& plan) {
   const std::pair<const char*, const RankGroups&> kinds[] = {
@@ -233,7 +226,7 @@ void print_parameters(std::ostream& text, const ParallelPlan& plan) {
       if (one.gradient_sum.empty())
         text << "of this rank's gradients alone";
       else
-        text << "of gradients along " << joined(one.gradient_sum, ", ");
+        text << "of gradients along " << joined(one.gradient_sum);
       text << (one.mean_over > 1 ? str(", divided by ", one.mean_over) : ", not divided");
     }
     text << "\n";
@@ -312,7 +305,7 @@ std::string plan_text(const ParallelPlan& plan) {
   print_parameters(text, plan);
   text << "passes over operators, outermost first\n";
   for (const PlannedPass& pass : plan.passes)
-    text << "  " << pass.name << (pass.axes.empty() ? "" : ", along " + joined(pass.axes, ", ")) << "\n";
+    text << "  " << pass.name << (pass.axes.empty() ? "" : ", along " + joined(pass.axes)) << "\n";
   return text.str();
 }
 

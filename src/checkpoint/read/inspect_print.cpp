@@ -6,6 +6,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/format.h"
 #include "trireme/base/json_limits.h"
+#include "trireme/base/words.h"
 #include "trireme/checkpoint/inspect.h"
 #include "trireme/checkpoint/training_values.h"
 #include "trireme/formats/safetensors_header.h"
@@ -59,16 +60,10 @@ std::vector<std::string> keys_of(const Json& json) {
   return keys;
 }
 
-std::string joined_names(const std::vector<std::string>& names) {
-  std::string text;
-  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
-
 std::string tags_line(const CheckpointReport& report) {
   std::vector<std::string> tags;
   for (const std::string& tag : report.tags) tags.push_back(tag == report.latest ? tag + " (latest)" : tag);
-  return joined_names(tags);
+  return joined(tags);
 }
 
 void add_line(std::string& text, const std::string& label, const std::string& value) {
@@ -144,7 +139,7 @@ std::string to_text(const CheckpointReport& report, ListTensors list) {
   if (!manifest.tensors.empty()) {
     add_line(text, "saved by", software_line(manifest));
     add_line(text, "progress", progress_line(values));
-    add_line(text, "client_state", joined_names(keys_of(parse_own_json(values.client_state.value_or("{}")))));
+    add_line(text, "client_state", joined(keys_of(parse_own_json(values.client_state.value_or("{}")))));
     add_line(text, "files", str(manifest.files.size(), ", ", bytes_text(report.file_bytes)));
     text += str("\n", kind_row("tensors of", "dtype", "number", "elements", "bytes"));
     for (const TensorKind& kind : report.kinds)

@@ -63,7 +63,8 @@ Mapping maps(const char* topic, const std::string& key, const std::string& path,
              const char* doc) {
   std::string words;
   for (const ValuePair& pair : pairs) words += (words.empty() ? "" : ", ") + pair.theirs.dump();
-  DraftRow row{.path = key, .type = words.empty() ? "as there" : "one of " + words, .standard = "–", .doc = doc};
+  DraftRow row{
+      .path = key, .type = words.empty() ? "as in Accelerate" : "one of " + words, .standard = "–", .doc = doc};
   row.read = [=](Document& file, Draft& draft) {
     const Json* value = file.find(key);
     if (!value) return;
@@ -630,9 +631,9 @@ std::string accelerate_table() {
   for (const std::string& topic : topics) {
     const Line& line = lines[topic];
     std::vector<std::string> remarks;
-    for (const auto& [remark, keys] : line.remarks) remarks.push_back(str(joined(keys), ": ", remark));
-    text += str("| ", topic, " | ", joined(line.fsdp), " | ", joined(line.deepspeed), " | ", joined(line.here), " | ",
-                joined(remarks, "; "), " |\n");
+    for (const auto& [remark, keys] : line.remarks) remarks.push_back(str(joined_or_dash(keys), ": ", remark));
+    text += str("| ", topic, " | ", joined_or_dash(line.fsdp), " | ", joined_or_dash(line.deepspeed), " | ",
+                joined_or_dash(line.here), " | ", joined_or_dash(remarks, "; "), " |\n");
   }
   return text;
 }

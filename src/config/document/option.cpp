@@ -4,6 +4,7 @@
 #include <map>
 
 #include "trireme/base/suggest.h"
+#include "trireme/base/words.h"
 
 namespace trireme {
 namespace {
@@ -154,10 +155,8 @@ void add_once(std::vector<std::string>& words, const std::string& word) {
   if (!word.empty() && std::find(words.begin(), words.end(), word) == words.end()) words.push_back(word);
 }
 
-std::string joined(const std::vector<std::string>& words, const char* between) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : between) + word;
-  return text.empty() ? "–" : text;
+std::string joined_or_dash(const std::vector<std::string>& words, const char* between) {
+  return words.empty() ? "–" : joined(words, between);
 }
 
 void put(Json& json, const std::string& path, Json value) {

@@ -185,7 +185,7 @@ Option<Owner> checked(const std::string& path, const Json& normal) {
 
 void add_once(std::vector<std::string>& words, const std::string& word);
 /// "a, b"; "–" for none.
-std::string joined(const std::vector<std::string>& words, const char* between = ", ");
+std::string joined_or_dash(const std::vector<std::string>& words, const char* between = ", ");
 
 // --- tables --------------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <span>
 #include <unordered_map>
 
 #include "checkpoint/layouts/dcp/metadata.h"
@@ -15,6 +16,7 @@
 #include "trireme/base/json_limits.h"
 #include "trireme/base/log.h"
 #include "trireme/base/state_names.h"
+#include "trireme/base/words.h"
 #include "trireme/checkpoint/reshard.h"
 #include "trireme/checkpoint/training_values.h"
 #include "trireme/formats/pickle/torch_archive.h"
@@ -41,12 +43,6 @@ bool is_one_of(const std::string& text, const std::array<const char*, N>& names)
   return std::find(names.begin(), names.end(), text) != names.end();
 }
 
-std::string joined_path(const std::vector<std::string>& path, size_t begin) {
-  std::string text;
-  for (size_t i = begin; i < path.size(); ++i) text += (i > begin ? "." : "") + path[i];
-  return text;
-}
-
 /// The meaning of a key behind "optim": nested (state, NAME, STATE), or flat ("state.NAME.STATE").
 Meaning optimizer_meaning(const std::vector<std::string>& path, size_t at) {
   if (path.size() == at + 3 && path[at] == "state") return {EntryRole::kState, path[at + 1], path[at + 2]};
@@ -65,7 +61,8 @@ Meaning meaning_of(const StoredEntry& entry) {
   if (entry.key == dcp::kValuesName && !entry.is_tensor) return {EntryRole::kValues, {}, {}};
   if (entry.key == dcp::kRoundedName && !entry.is_tensor) return {EntryRole::kRounded, {}, {}};
   for (size_t at = 0; at < 2 && at + 1 < entry.path.size(); ++at) {
-    if (is_one_of(entry.path[at], kModels)) return {EntryRole::kWeight, joined_path(entry.path, at + 1), {}};
+    if (is_one_of(entry.path[at], kModels))
+      return {EntryRole::kWeight, joined(std::span(entry.path).subspan(at + 1), "."), {}};
     if (is_one_of(entry.path[at], kOptimizers)) return optimizer_meaning(entry.path, at + 1);
   }
   return {};
