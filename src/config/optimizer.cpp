@@ -110,7 +110,7 @@ OptimizerRow max_grad_norm() {
   return {.path = path,
           .type = "–",
           .standard = "–",
-          .doc = "an error, as there: set `gradient_clipping`",
+          .doc = "an error, as in DeepSpeed: set `gradient_clipping`",
           .read = [path](Document& file, OptimizerOptions&) {
             if (file.has(path))
               file.refuse(path, str("`", path,

@@ -200,8 +200,9 @@ void add_precision(Table& table) {
   table.works("loss_scale_window", integer(dynamic_only(kPositive.words)),
               at<precision, scale, &LossScaleOptions::loss_scale_window>,
               "steps without overflow until the scale doubles");
-  table.works("hysteresis", integer(dynamic_only(kPositive.words)), at<precision, scale, &LossScaleOptions::hysteresis>,
-              "overflows until the scale halves, at ZeRO stages 1 to 3; at stage 0 each one halves it, as there");
+  table.works(
+      "hysteresis", integer(dynamic_only(kPositive.words)), at<precision, scale, &LossScaleOptions::hysteresis>,
+      "overflows until the scale halves, at ZeRO stages 1 to 3; at stage 0 each one halves it, as in DeepSpeed");
   table.works("consecutive_hysteresis", flag(), at<precision, scale, &LossScaleOptions::consecutive_hysteresis>,
               "a step without overflow begins their count anew");
   table.works("min_loss_scale", number({.words = kAboveZero.words}),
@@ -304,8 +305,7 @@ void add_zero(Table& table) {
       "zero_hpz_partition_size", integer(kPositive),
       [](const Config& c) { return c.states_over_replicas ? int64_t{c.degrees.data / c.degrees.replicas} : 1; }, "`1`",
       "stage 3: neighbouring ranks that shard weights together, so that gathers stay among them; gradients and "
-      "optimizer "
-      "states are sharded over all ranks (ZeRO++'s hpZ). 1: weights too are sharded over all");
+      "optimizer states are sharded over all ranks (ZeRO++'s hpZ). 1: weights too are sharded over all");
   table.keys("zero_optimization, refused");
 }
 

@@ -30,12 +30,10 @@ constexpr Row kRows[] = {
      "absolute_ abs_ negative negative_ arccos arcsin arctan arctanh arccosh arcsinh arctan2 fix fix_ leaky_relu "
      "leaky_relu_ elu_ gelu_ mish_ hardswish hardswish_ hardsigmoid_ hardtanh hardtanh_ threshold_ log_sigmoid "
      "log_sigmoid_forward _prelu_kernel rrelu relu6_ selu_ celu_ copysign_ heaviside_ lcm_ gcd_ xlogy xlogy_ "
-     "fill "
-     "fill_ zero_ masked_fill masked_fill_ where.self where.ScalarSelf where.ScalarOther where.Scalar "
+     "fill fill_ zero_ masked_fill masked_fill_ where.self where.ScalarSelf where.ScalarOther where.Scalar "
      "dropout dropout_ native_dropout alpha_dropout_ bernoulli.p bernoulli bernoulli_ normal_ uniform_ random_ "
      "exponential_ empty_like zeros_like ones_like full_like rand_like randn_like randint_like complex polar isclose "
-     "isreal "
-     "max.other min.other maximum minimum conj_physical real imag positive lerp lerp_ "
+     "isreal max.other min.other maximum minimum conj_physical real imag positive lerp lerp_ "
      "copy_ square square_ nan_to_num nan_to_num_"},
     {{OperatorRole::kFind}, "isin bucketize searchsorted"},
     {{OperatorRole::kCopy},

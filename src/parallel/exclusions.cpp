@@ -62,8 +62,7 @@ const std::vector<Exclusion>& exclusions() {
       {kReplicas, kTensor, beside_replicas("`tensor_parallel.autotp_size`", "which is not there yet")},
       {kPipeline, kTensor,
        "axes \"pipe\" of {} and \"tensor\" of {} ranks: a pipeline's stages are not cut into slices yet; make one of "
-       "the "
-       "two 1"},
+       "the two 1"},
       {kSequence, kTensor,
        "axes \"sequence\" of {} and \"tensor\" of {} ranks: layers in slices do not take parts of sequences yet; make "
        "one of the two 1"},
@@ -84,8 +83,7 @@ const std::vector<Exclusion>& exclusions() {
       {kLeafModules, kPipeline, kNoLeafModule, EngineCall::kInitialize, ErrorCode::kConfig},
       {kTensor, kMatrixOptimizer,
        "optimizer {} looks at whole parameters, and with tensor_parallel (autotp_size={}) a rank has slices; use "
-       "another "
-       "optimizer, such as AdamW",
+       "another optimizer, such as AdamW",
        EngineCall::kInitialize},
       {kRecomputeByCall, kSequence, kMadeByLength, EngineCall::kForward, ErrorCode::kState},
       {kRingAttention, kDevice, kRingRefusal, EngineCall::kForward, ErrorCode::kState},

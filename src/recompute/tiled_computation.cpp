@@ -141,7 +141,7 @@ class TiledComputation::Impl final : public Pass {
     return tensor;
   }
 
-  /// Dtype, device and width of an expression: that of no rows.
+  /// What `expression` gives for no rows: a tensor of its dtype, device and width.
   static at::Tensor sample_of(const RowExpression& expression, const at::Tensor& rows, const OperatorCall& call,
                               Next next) {
     const at::NoGradGuard no_grad;

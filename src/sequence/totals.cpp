@@ -19,22 +19,28 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+/// A group as a backward pass keeps it.
+struct KeptGroup final : torch::CustomClassHolder {
+  explicit KeptGroup(Group& group) : group(group) {}
+  at::Tensor added(const at::Tensor& part) const {
+    at::Tensor sum = part.clone(at::MemoryFormat::Contiguous);
+    group.all_reduce(sum).wait();
+    return sum;
+  }
+  Group& group;
+};
+using GroupPointer = c10::intrusive_ptr<KeptGroup>;
+
 /// The sum over the ranks of a group, on every rank. Each rank's result depends on each rank's part, so the gradient of
 /// a part is the sum of the results' gradients.
 struct AddOverRanks : torch::autograd::Function<AddOverRanks> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& part, int64_t group) {
-    context->saved_data["group"] = group;
-    return added(part, group);
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& part, const GroupPointer& group) {
+    context->saved_data["group"] = c10::IValue::make_capsule(group);
+    return group->added(part);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    return {added(gradients[0], context->saved_data["group"].toInt()), {}};
-  }
-
- private:
-  static at::Tensor added(const at::Tensor& part, int64_t group) {
-    at::Tensor sum = part.clone(at::MemoryFormat::Contiguous);
-    reinterpret_cast<Group*>(group)->all_reduce(sum).wait();
-    return sum;
+    const auto group = c10::static_intrusive_pointer_cast<KeptGroup>(context->saved_data["group"].toCapsule());
+    return {group->added(gradients[0]), {}};
   }
 };
 
@@ -45,7 +51,7 @@ size_t index_of(const OperatorCall& call, const char* name) {
 }  // namespace
 
 at::Tensor TokenPass::total(const at::Tensor& parts) {
-  return AddOverRanks::apply(parts, reinterpret_cast<int64_t>(&group_));
+  return AddOverRanks::apply(parts, c10::make_intrusive<KeptGroup>(group_));
 }
 
 at::Tensor TokenPass::total_sum(const at::Tensor& sum) {

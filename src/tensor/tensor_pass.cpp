@@ -342,10 +342,10 @@ at::Tensor TensorPass::recut(const CutArgument& one, const DimCut& cut) {
                   group_.rank());
 }
 
-at::Tensor TensorPass::beside(const OperatorCall& call, const at::Tensor& tensor, int64_t place,
+at::Tensor TensorPass::beside(const OperatorCall& call, const at::Tensor& tensor, int64_t from_right,
                               const CutArgument& lead) {
-  if (!tensor.defined() || tensor.dim() < place) return enter(tensor);
-  const int64_t dim = tensor.dim() - place;
+  if (!tensor.defined() || tensor.dim() < from_right) return enter(tensor);
+  const int64_t dim = tensor.dim() - from_right;
   if (tensor.size(dim) == 1) return enter(tensor);
   if (tensor.size(dim) == lead.cut.whole_size()) return take(tensor, cut_along(lead.cut, dim));
   refuse(call, lead.tensor, str("joins ", tensor.sizes(), ", which is not cut, with a part"),

@@ -122,8 +122,9 @@ class TensorPass : public Pass {
   at::Tensor whole(const CutArgument& one);
   /// The whole of `one` for use beside slices.
   at::Tensor enter_whole(const CutArgument& one);
-  /// `tensor` beside a slice whose dim, counted from the right, is `place`: cut there, or entered.
-  at::Tensor beside(const OperatorCall& call, const at::Tensor& tensor, int64_t place, const CutArgument& lead);
+  /// `tensor` for use beside a slice that is cut along its dim `from_right`, counted from the right (1: the last one):
+  /// cut along the same dim, or entered as a whole.
+  at::Tensor beside(const OperatorCall& call, const at::Tensor& tensor, int64_t from_right, const CutArgument& lead);
   void add_cut(const at::Tensor& tensor, DimCut cut) {
     if (tensor.defined()) table_.add(tensor, {.cut = std::move(cut)});
   }

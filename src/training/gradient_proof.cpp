@@ -21,7 +21,7 @@ namespace {
 // rounding. A missing sum is of the gradient's size.
 constexpr double kOfOwnNorm = 1e-3, kOfAllNorms = 1e-6;
 
-/// A number for what a rank has of a parameter.
+/// A number that two ranks share only where they have the same part of a parameter.
 double place_of(const TensorPart& part) {
   double place = part.dim + 2;
   for (const Interval& one : part.intervals)

@@ -63,7 +63,7 @@ class Root:
         self._autocast = contextlib.nullcontext()  # of the program, around the forward
         self._is_low = False  # the optimizer steps weights in bf16 themselves
         self._windows, self._parameters, self._managed, self._frozen_at_first = 0, [], [], set()
-        # gradients of backward passes that are reduced; Gradient by parameter
+        # the engine's count of gradients when they were reduced last, or None; the Gradient of each parameter
         self._reduced, self._gradients = None, {}
         self._standing = set()  # parameters whose gradient of the last step the program has not dropped
         self._dropped = set()  # and those of this window that it has

@@ -84,7 +84,7 @@ class PagedWeights final : public WeightStore {
   void before_access(int index, Access access) override {
     const int touched = parameter(index).unit;
     const std::span<const int> leaf = leaf_mates(touched), mates = leaf.empty() ? std::span(&touched, 1) : leaf;
-    // In a scope that holds them one rank alone may touch them, so that must lead to no gather.
+    // In a scope that holds its units, one rank may touch them without the others: that must start no gather.
     if (std::all_of(mates.begin(), mates.end(), [&](int mate) { return residency_.is_held(mate); })) return;
     const Residency::Touch touch{next_serial(), access == Access::kWrite, is_autocast_on()};
     execute(residency_.touch(mates, touch));
