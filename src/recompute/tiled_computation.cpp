@@ -141,7 +141,7 @@ class TiledComputation::Impl final : public Pass {
     return tensor;
   }
 
-  /// What `expression` gives for no rows: a tensor of its dtype, device and width.
+  /// A tensor of `expression`'s dtype, device and width, of no rows.
   static at::Tensor sample_of(const RowExpression& expression, const at::Tensor& rows, const OperatorCall& call,
                               Next next) {
     const at::NoGradGuard no_grad;

@@ -1,4 +1,4 @@
-// What ranks compare: values and texts, and what each of them learns where they differ.
+// Values and texts that ranks compare, and what each rank learns where they differ.
 #include "trireme/comm/agreement.h"
 
 #include <ATen/ops/arange.h>

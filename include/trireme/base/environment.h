@@ -8,7 +8,7 @@
 
 namespace trireme {
 
-/// Who sets a variable. docs/environment.md has a table of each.
+/// The one who sets a variable. docs/environment.md has a table of each.
 enum class VariableKind { kUsers, kLaunchers, kOwn };
 
 /// One row of the list.

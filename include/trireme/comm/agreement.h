@@ -43,8 +43,8 @@ std::string distribute(Group& group, const std::function<std::string(int rank)>&
 /// A hash of bytes; never 0, which a caller may give where it has no value.
 int64_t digest_of(std::string_view bytes);
 
-/// Of the elements of `flat`, which is contiguous. Equal bytes have equal digests on one kind of device, and the host
-/// waits for that device.
+/// The same for the elements of `flat`, which is contiguous. Equal bytes have equal digests on one kind of device, and
+/// the host waits for that device.
 int64_t digest_of(const at::Tensor& flat);
 
 /// The first place where ranks have different values, with those of rank 0 and of the lowest rank that has another.
