@@ -1,4 +1,4 @@
-"""Whether all ranks were given the same configuration and tensors, before anything is exchanged that depends on them."""
+"""Whether all ranks were given the same configuration and tensors, before what depends on them is exchanged."""
 import json
 
 import torch
