@@ -9,8 +9,9 @@ from .._native import core
 from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
 from . import optimizers
 from .policies import MixedPrecisionPolicy, OffloadPolicy, choice_of
-from .root import Root, managed_parameters
+from .root import Root
 from .tensors import Form, ShardedParameter, form_of, show
+from .tree import managed_parameters
 from .values import plain
 
 _classes = {}  # a module's class with FSDPModule before it
@@ -98,7 +99,7 @@ def wrap(module, choice, kind, ignored=frozenset()):
     if any(not isinstance(part, kind) for part in inside):
         raise StateError(f"{kind.__name__}: a part of this {type(module).__name__} was wrapped by {_other(kind)}; use one of the two for the whole model")
     inner = [part.fsdp_wrap for part in inside]
-    if any(wrap.root().is_sharded for wrap in inner):
+    if any(wrap.root().tree.is_sharded for wrap in inner):
         raise StateError("fully_shard: a part of this module has been used, and so sharded, already; call fully_shard() on the layers, then on the model, "
                          "before the first forward")
     made = _Wrap(module, choice, ignored)
@@ -158,7 +159,7 @@ class Wrapped:
         state_dict = _with_plain(state_dict)
         if assign:
             self._fsdp_fill(state_dict)
-        ignored = self._fsdp_root().ignored()
+        ignored = self._fsdp_root().tree.ignored()
         own = {name for name, parameter in self.named_parameters(remove_duplicate=False) if parameter in ignored}
         self._fsdp_root().require_same("load_state_dict()", {name: value for name, value in state_dict.items() if name not in own})
         return super().load_state_dict(state_dict, strict)
@@ -187,10 +188,10 @@ class Wrapped:
         """Drops gradients, all of the root's. Raises UnsupportedError: of a part alone; set_to_none=False."""
         optimizers.check_none(set_to_none)
         root = self._fsdp_root()
-        if root.module is not self:
+        if root.tree.module is not self:
             raise UnsupportedError("zero_grad() of a layer alone is not there; call it on the model, or on the optimizer")
         root.zero_grad()
-        for parameter in root.ignored():
+        for parameter in root.tree.ignored():
             parameter.grad = None
 
     def __deepcopy__(self, memo):
@@ -229,7 +230,7 @@ class FSDPModule(Wrapped):
         """As the module's; values are whole where an operator reads them, and have full_tensor(). Shards first, but for
         a model on the device "meta", whose tensors tell where DTensors go that load_state_dict(assign=True) takes."""
         root = self._fsdp_root()
-        if not root.is_sharded and any(parameter.is_meta for parameter in managed_parameters(self)):
+        if not root.tree.is_sharded and any(parameter.is_meta for parameter in managed_parameters(self)):
             state = super().state_dict(*args, **kwargs | {"keep_vars": True})
             for name, tensor in state.items():
                 if isinstance(tensor, ShardedParameter) and tensor.is_meta:
@@ -244,7 +245,7 @@ class FSDPModule(Wrapped):
     def set_requires_gradient_sync(self, requires_gradient_sync, *, recurse=True):
         """Whether backward passes reduce gradients, from the next one on. Raises UnsupportedError: of a part alone."""
         root = self._fsdp_root()
-        if root.module is not self or not recurse:
+        if root.tree.module is not self or not recurse:
             raise UnsupportedError("set_requires_gradient_sync: of a layer alone is not there; call it on the model that was given to fully_shard() last, "
                                    "with recurse=True")
         root.set_sync(bool(requires_gradient_sync))
@@ -253,7 +254,7 @@ class FSDPModule(Wrapped):
         """Whether backward passes reduce gradients over replicas; of a mesh without them nothing. Raises
         UnsupportedError: of a part alone."""
         root = self._fsdp_root()
-        if root.module is not self or not recurse:
+        if root.tree.module is not self or not recurse:
             raise UnsupportedError("set_requires_all_reduce: of a layer alone is not there; call it on the model that was given to fully_shard() last, with recurse=True")
         mesh = self.fsdp_wrap.choice.mesh
         if mesh is not None and mesh.ndim == 2:
@@ -261,7 +262,7 @@ class FSDPModule(Wrapped):
 
     def set_reshard_after_forward(self, reshard_after_forward, recurse=True):
         """As fully_shard(reshard_after_forward=…) says it. Raises StateError: after the first use."""
-        if self._fsdp_root().is_sharded:
+        if self._fsdp_root().tree.is_sharded:
             raise StateError("set_reshard_after_forward: the model is sharded already; call it before the first forward, or give fully_shard() the argument "
                              "reshard_after_forward")
         for part in self.modules() if recurse else [self]:
@@ -338,7 +339,7 @@ def load_checkpoint(model, optimizer, folder, tag=None):
 
 
 def _root_of_model(call, model):
-    if not isinstance(model, FSDPModule) or model.fsdp_wrap.root().module is not model:
+    if not isinstance(model, FSDPModule) or model.fsdp_wrap.root().tree.module is not model:
         raise StateError(f"{call}: give it the model that was given to fully_shard() last")
     return model.fsdp_wrap.root()
 

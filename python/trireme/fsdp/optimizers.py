@@ -295,4 +295,4 @@ PATCHES = Patches(__name__, "`fully_shard()` or `FullyShardedDataParallel()` is 
     Wrapped("torch.distributed.fsdp.sharded_grad_scaler", "ShardedGradScaler._unscale_grads_", "all ranks skip a step, or none", _unscaling),
     Added("torch._dynamo.trace_rules", "SKIP_DIRS", "code of wrapped modules is compiled between calls of this package, as around PyTorch's own FSDP",
           _compile_between, also=("torch._dynamo.trace_rules.SKIP_DIRS_RE",)),
-], lambda: [module for module in _watched if not module.fsdp_wrap.root().is_gone])
+], lambda: [module for module in _watched if not module.fsdp_wrap.root().tree.is_gone])

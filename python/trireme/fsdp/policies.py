@@ -23,6 +23,18 @@ class MixedPrecisionPolicy:
     cast_forward_inputs: bool = True
 
 
+@dataclasses.dataclass(frozen=True)
+class Dtypes:
+    """What the modules of a tree compute in, and what its optimizer steps."""
+
+    policy: MixedPrecisionPolicy = MixedPrecisionPolicy()
+    is_low: bool = False  # the optimizer steps weights in bf16 themselves
+
+    rounds = property(lambda self: self.policy.param_dtype in LOW and not self.is_low,
+                      doc="Whether modules compute with rounded weights; their fp32 values are the optimizer's then.")
+    gradient = property(lambda self: torch.bfloat16 if self.is_low else torch.float32, doc="The dtype of reduced gradients.")
+
+
 @dataclasses.dataclass
 class OffloadPolicy:
     """No offloading."""

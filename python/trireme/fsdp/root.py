@@ -4,16 +4,15 @@ import contextlib
 import weakref
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 
 from .. import agreement, ranks
 from .._native import core
 from ..engine import Engine
 from ..errors import StateError, UnsupportedError
-from ..parameters import numbered
 from . import inputs, optimizers, policies
 from .gradients import Gradient, PartGradient
-from .tensors import ParameterValue, ShardedParameter, ValuedParameter, Whole, lent, placements_of, refuse_hook, show
+from .tensors import ParameterValue, ShardedParameter, ValuedParameter, Whole, lent, refuse_hook, show
+from .tree import Tree, managed_parameters
 from .values import is_in_backward
 
 
@@ -28,13 +27,6 @@ def _autocast_around(device):
     """The program's autocast, to be entered again."""
     return torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device),
                           cache_enabled=torch.is_autocast_cache_enabled())
-
-
-def managed_parameters(module):
-    """Parameters of the units in `module`, itself included, in the order of parameters(): without those that the
-    program keeps."""
-    managed = set().union(*(part.fsdp_wrap.managed() for part in module.modules() if hasattr(part, "fsdp_wrap")))
-    return [parameter for parameter in module.parameters() if parameter in managed]
 
 
 def _part_by_rank(whole):
@@ -55,15 +47,13 @@ class Root:
     """The root of one tree of wrapped modules. Until engine() nothing is sharded."""
 
     def __init__(self, module):
-        self._module, self._engine = module, None
+        self.tree = Tree(module)
         self._attached, self._optimizer = None, None  # the last one that the program has made; the one that steps
-        self._precision = policies.MixedPrecisionPolicy()
         self._wants_sync, self._wants_all_reduce = True, True
         self._defers, self._is_inside = False, False
         self._autocast = contextlib.nullcontext()  # of the program, around the forward
-        self._is_low = False  # the optimizer steps weights in bf16 themselves
-        self._windows, self._parameters, self._managed, self._frozen_at_first = 0, [], [], set()
-        # the engine's count of gradients when they were reduced last, or None; the Gradient of each parameter
+        self._windows = 0
+        # gradients of backward passes that are reduced; Gradient by parameter
         self._reduced, self._gradients = None, {}
         self._standing = set()  # parameters whose gradient of the last step the program has not dropped
         self._dropped = set()  # and those of this window that it has
@@ -73,99 +63,83 @@ class Root:
         # by parameter: (this rank's elements, which to_local() has given away; their digest when they were the
         # parameter's)
         self._lent = {}
-        self._mesh = None
         self._frozen = {}  # this rank's part of the fp32 value of frozen parameters that modules compute with in bf16
         self.has_begun = False  # whether states of parameters that no step has changed are shown
 
-    module = property(lambda self: self._module)
-    is_sharded = property(lambda self: self._engine is not None, doc="Whether there is an engine.")
-    is_gone = property(lambda self: self.is_sharded and self._engine.is_spent, doc="Whether nothing can be computed with the model any more.")
-
     def engine(self):
         """The engine; the first call shards. Collective then."""
-        if self._engine is None:
-            choices = {name: module.fsdp_wrap.choice for name, module in self._module.named_modules() if hasattr(module, "fsdp_wrap")}
-            world = ranks.world()
-            managed = set(self._managed_now())
-            for name, parameter in self._module.named_parameters():
-                if parameter.is_meta:
-                    raise StateError(f"fully_shard: parameter '{name}' is on the device \"meta\"; call model.to_empty(device=…) and fill it before the first forward")
-                if type(parameter) is torch.Tensor:
-                    raise StateError(f"fully_shard: '{name}' is a plain tensor of shape {tuple(parameter.shape)} where a parameter was, as inside of torch.func.functional_call(), "
-                                     "and this first use of the model would shard it; call model.state_dict() once before that")
-                if parameter not in managed:
-                    continue
-                show(parameter, self._get)
-                if parameter._backward_hooks and world.size > 1:  # pylint: disable=protected-access
-                    refuse_hook(f"'{name}'")
-            self._precision = choices[""].precision
-            self._is_low = policies.updates_in_bf16({name: p for name, p in self._module.named_parameters() if p in managed}, self._precision)
-            self._check_precision()
-            self._refuse_written_rows(world.size)
-            if self._rounds():
-                self._optimizer = self._attached()
-                optimizers.require_steppable(self._optimizer)
-            values = {p: p.detach().clone(memory_format=torch.contiguous_format) for p in self._managed_now()} if self._rounds() else {}
-            self._engine = _ProgramEngine(self._module, policies.configuration(choices, world.size, self._is_low), origin="fully_shard", optimizer=self._optimizer,
-                                          unmanaged=self.ignored())
-            self._parameters, self._managed = list(self._module.parameters()), self._managed_now()
-            self._frozen_at_first = {p for p in self._managed if not p.requires_grad}
-            for parameter, value in values.items():  # masters were made of rounded weights
-                world.broadcast(value)
-                self._keep_value(parameter, value)
-            self._follow_sync()
-            self._show_values(True)
-        if self.is_gone:
-            raise StateError("this model's ranks have gone; nothing can be computed with it any more")
-        return self._engine
+        if not self.tree.is_sharded:
+            self._shard()
+        return self.tree.living_engine()
 
-    def _get(self):
-        return self
+    def _shard(self):
+        tree, world = self.tree, ranks.world()
+        choices = {name: module.fsdp_wrap.choice for name, module in tree.module.named_modules() if hasattr(module, "fsdp_wrap")}
+        self._show_parameters()
+        tree.dtypes = policies.Dtypes(tree.choice.precision, policies.updates_in_bf16(tree.named_managed(), tree.choice.precision))
+        self._check_precision()
+        self._refuse_written_rows()
+        if tree.dtypes.rounds:
+            self._optimizer = self._attached()
+            optimizers.require_steppable(self._optimizer)
+        values = {p: p.detach().clone(memory_format=torch.contiguous_format) for p in tree.named_managed().values()} if tree.dtypes.rounds else {}
+        tree.set_engine(_ProgramEngine(tree.module, policies.configuration(choices, world.size, tree.dtypes.is_low), origin="fully_shard",
+                                       optimizer=self._optimizer, unmanaged=tree.ignored()))
+        for parameter, value in values.items():  # masters were made of rounded weights
+            world.broadcast(value)
+            self._keep_value(parameter, value)
+        self._follow_sync()
+        self._show_values(True)
 
-    def _managed_now(self):
-        return managed_parameters(self._module)
-
-    def ignored(self):
-        """Parameters of the module that the program keeps: whole tensors of each rank."""
-        return set(self._module.parameters()).difference(self._managed or self._managed_now())
+    def _show_parameters(self):
+        """Makes parameters ShardedParameters of this Root. Raises StateError, UnsupportedError: one cannot be sharded;
+        names it."""
+        managed = set(managed_parameters(self.tree.module))
+        for name, parameter in self.tree.module.named_parameters():
+            if parameter.is_meta:
+                raise StateError(f"fully_shard: parameter '{name}' is on the device \"meta\"; call model.to_empty(device=…) and fill it before the first forward")
+            if type(parameter) is torch.Tensor:
+                raise StateError(f"fully_shard: '{name}' is a plain tensor of shape {tuple(parameter.shape)} where a parameter was, as inside of torch.func.functional_call(), "
+                                 "and this first use of the model would shard it; call model.state_dict() once before that")
+            if parameter not in managed:
+                continue
+            show(parameter, lambda: self)
+            if parameter._backward_hooks and ranks.world().size > 1:  # pylint: disable=protected-access
+                refuse_hook(f"'{name}'")
 
     def attach(self, optimizer):
         """The program has made an optimizer of this model's parameters."""
         self._attached = weakref.ref(optimizer)
 
-    def _rounds(self):
-        """Whether modules compute with rounded weights; their fp32 values are the optimizer's then."""
-        return self._precision.param_dtype in policies.LOW and not self._is_low
-
-    def _refuse_written_rows(self, ranks):
-        for name, module in self._module.named_modules():
-            if ranks > 1 and getattr(module, "max_norm", None) is not None and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+    def _refuse_written_rows(self):
+        for name, module in self.tree.module.named_modules():
+            if ranks.world().size > 1 and getattr(module, "max_norm", None) is not None and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
                 raise UnsupportedError(f"fully_shard: '{name}' has max_norm={module.max_norm}: each rank would renormalise the rows that it looks up alone; leave "
                                        "max_norm out, and renormalise after optimizer.step()")
 
     def _check_precision(self):
-        if not self._rounds():
+        if not self.tree.dtypes.rounds:
             return
         optimizer = self._attached and self._attached()
         if optimizer is None:
-            raise StateError(f"fully_shard(mp_policy={self._precision}): fp32 weights are kept by the optimizer; make it before the first forward, or leave "
+            raise StateError(f"fully_shard(mp_policy={self.tree.dtypes.policy}): fp32 weights are kept by the optimizer; make it before the first forward, or leave "
                              "param_dtype out")
         stepped = {p for group in optimizer.param_groups for p in group["params"]}
-        left_out = set(self._managed_now()) - stepped
-        if others := [name for name, parameter in self._module.named_parameters() if parameter.requires_grad and parameter in left_out]:
-            raise UnsupportedError(f"fully_shard(mp_policy={self._precision}): '{others[0]}' is not the optimizer's, and would lose its fp32 value; give it to the "
+        left_out = set(managed_parameters(self.tree.module)) - stepped
+        if others := [name for name, parameter in self.tree.module.named_parameters() if parameter.requires_grad and parameter in left_out]:
+            raise UnsupportedError(f"fully_shard(mp_policy={self.tree.dtypes.policy}): '{others[0]}' is not the optimizer's, and would lose its fp32 value; give it to the "
                                    "optimizer, or freeze it by requires_grad_(False)")
 
     def _keep_value(self, parameter, value):
         """The fp32 value of a parameter that is rounded for modules: a trained one's is the optimizer's; of a frozen
         one this rank keeps a part."""
-        if parameter not in self._frozen_at_first:
+        if not self.tree.was_frozen(parameter):
             core.safe_set_full_fp32_param(parameter, value)
         else:
             self._frozen[parameter] = _part_by_rank(value.detach().float()).clone()
 
     def _require_all_saved(self, call):
-        if self.ignored():
+        if self.tree.ignored():
             raise UnsupportedError(f"{call}: parameters that the program keeps (ignored_params, ignored_modules) would not be in it; save model.state_dict() and "
                                    "optimizer.state_dict() instead, of each rank where theirs differ")
         if self._frozen:
@@ -177,10 +151,10 @@ class Root:
     def call(self, module, forward, args, kwargs):
         """forward(*args, **kwargs) of `module`, the root's under the engine's own forward."""
         engine = self.engine()
-        if self._is_inside or module is not self._module:
+        if self._is_inside or module is not self.tree.module:
             with self._computing():
                 return self._run(module, forward, args, kwargs)
-        device = next(self._module.parameters()).device.type
+        device = next(self.tree.module.parameters()).device.type
         with self._computing():
             self._is_inside, self._autocast = True, _autocast_around(device)
             try:
@@ -197,9 +171,9 @@ class Root:
 
     def _run(self, module, function, args, kwargs):
         """`function` of a module, with casts."""
-        args, kwargs = inputs.cast((args, kwargs), self._precision.param_dtype if self._casts_inputs(module) else None)
-        with self._autocast if module is self._module else contextlib.nullcontext():
-            return inputs.cast(function(*args, **kwargs), self._precision.output_dtype)
+        args, kwargs = inputs.cast((args, kwargs), self.tree.dtypes.policy.param_dtype if self._casts_inputs(module) else None)
+        with self._autocast if module is self.tree.module else contextlib.nullcontext():
+            return inputs.cast(function(*args, **kwargs), self.tree.dtypes.policy.output_dtype)
 
     @contextlib.contextmanager
     def _computing(self):
@@ -217,17 +191,17 @@ class Root:
 
     def _shows_values(self):
         """Whether what a program reads now is not what modules compute with."""
-        return any(type(parameter) is ValuedParameter for parameter in self._managed[:1])
+        return any(type(parameter) is ValuedParameter for parameter in self.tree.managed[:1])
 
     def _show_values(self, is_outside):
         """Makes parameters show a program, or modules, their values."""
-        kind = ValuedParameter if is_outside and (self._rounds() or self._lent) else ShardedParameter
-        for parameter in self._managed:
+        kind = ValuedParameter if is_outside and (self.tree.dtypes.rounds or self._lent) else ShardedParameter
+        for parameter in self.tree.managed:
             parameter.__class__ = kind
 
     def _casts_inputs(self, module):
-        of_root = self._module.fsdp_wrap.choice.casts_root_inputs if module is self._module else None
-        return self._precision.cast_forward_inputs if of_root is None else of_root
+        of_root = self.tree.choice.casts_root_inputs if module is self.tree.module else None
+        return self.tree.dtypes.policy.cast_forward_inputs if of_root is None else of_root
 
     def set_sync(self, is_on):
         """Whether backward passes reduce gradients."""
@@ -240,7 +214,7 @@ class Root:
 
     def _set(self, wants_sync, wants_all_reduce):
         self._wants_sync, self._wants_all_reduce = wants_sync, wants_all_reduce
-        if self._engine is not None:
+        if self.tree.engine is not None:
             self._follow_sync()
 
     def _follow_sync(self):
@@ -249,22 +223,22 @@ class Root:
             return
         self._defers = defers
         # Autograd adds up in the dtype of the weights; gradients that are reduced at once are added up in fp32
-        if not self._rounds():
-            self._engine.core.defer_reductions(self._defers)
+        if not self.tree.dtypes.rounds:
+            self.tree.engine.core.defer_reductions(self._defers)
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
     def gradient_of(self, parameter):
         """parameter.grad. Collective where this rank's backward passes gave none."""
-        if self._engine is None or not parameter.requires_grad or (self._dropped and parameter in self._dropped):
+        if self.tree.engine is None or not parameter.requires_grad or (self._dropped and parameter in self._dropped):
             return None
         if self._standing and parameter in self._standing:
-            raise StateError(f"parameter.grad of '{self._name(parameter)}': optimizer.step() has taken this gradient; read it before the step, or call "
+            raise StateError(f"parameter.grad of '{self.tree.name(parameter)}': optimizer.step() has taken this gradient; read it before the step, or call "
                              "optimizer.zero_grad() after it")
-        count = self._engine.core.gradient_count
+        count = self.tree.engine.core.gradient_count
         if self._defers:
             if self._reduced not in (None, count):
-                raise StateError(f"parameter.grad of '{self._name(parameter)}': set_requires_gradient_sync(False) is on and later backward passes have "
+                raise StateError(f"parameter.grad of '{self.tree.name(parameter)}': set_requires_gradient_sync(False) is on and later backward passes have "
                                  "added to it; read it after a backward pass with True")
             return self._gradients.get(parameter) if self._reduced else None
         if count == 0:
@@ -274,16 +248,14 @@ class Root:
         if not core.has_gradient(parameter):
             return None
         if parameter not in self._gradients or self._gradients[parameter].is_past:
-            kind = PartGradient if self._module.fsdp_has_parts else Gradient
-            self._gradients[parameter] = kind(parameter, None, self.pass_number(), self.gradient_dtype)
+            kind = PartGradient if self.tree.module.fsdp_has_parts else Gradient
+            self._gradients[parameter] = kind(parameter, None, self.pass_number(), self.tree.dtypes.gradient)
         return self._gradients[parameter]
 
-    gradient_dtype = property(lambda self: torch.bfloat16 if self._is_low else torch.float32)
-
     def _reduce(self):
-        count = self._engine.core.gradient_count
+        count = self.tree.engine.core.gradient_count
         if count != self._reduced:
-            self._engine.core.reduce_gradients()
+            self.tree.engine.core.reduce_gradients()
             self._reduced = count
 
     def reduced_part(self, parameter):
@@ -292,11 +264,11 @@ class Root:
         self._reduce()
         # one dtype on all ranks, also on those that have no elements of it
         own = core.gradient_part(parameter)
-        return own if own.numel() else own.to(self.gradient_dtype)
+        return own if own.numel() else own.to(self.tree.dtypes.gradient)
 
     def pass_number(self):
         """Changes with every step, zero_grad() and gradient of a backward pass."""
-        return self._windows, self._engine.core.gradient_count
+        return self._windows, self.tree.engine.core.gradient_count
 
     def set_gradient(self, parameter, value):
         """parameter.grad = value."""
@@ -305,29 +277,26 @@ class Root:
             return
         now = self.gradient_of(parameter)
         if now is None:
-            raise UnsupportedError(f"parameter.grad = …: '{self._name(parameter)}' has no gradient before a backward pass; to have an optimizer's states without a "
+            raise UnsupportedError(f"parameter.grad = …: '{self.tree.name(parameter)}' has no gradient before a backward pass; to have an optimizer's states without a "
                                    "step, leave this out: optimizer.load_state_dict() takes them as they are")
         if not isinstance(value, Gradient) or value.parameter is not parameter:
-            raise UnsupportedError(f"parameter.grad = …: '{self._name(parameter)}' takes a gradient that was computed of its own parameter.grad, or None; "
+            raise UnsupportedError(f"parameter.grad = …: '{self.tree.name(parameter)}' takes a gradient that was computed of its own parameter.grad, or None; "
                                    "write into parameter.grad in place")
         if value is not now:
             now.copy_(value)
 
     def _drop(self, parameter):
         self._standing.discard(parameter)
-        if self._engine is None or self._engine.core.gradient_count == 0:
+        if self.tree.engine is None or self.tree.engine.core.gradient_count == 0:
             return
         self._dropped.add(parameter)
-        if all(p in self._dropped for p in self._trained() if self.gradient_of(p) is not None):
+        if all(p in self._dropped for p in self.tree.trained() if self.gradient_of(p) is not None):
             self.zero_grad()
-
-    def _trained(self):
-        return [p for p in self._managed if p.requires_grad]
 
     def zero_grad(self):
         """Drops all gradients. Collective where there are some."""
-        if self._engine is not None and self._engine.core.gradient_count:
-            self._engine.zero_grad()
+        if self.tree.engine is not None and self.tree.engine.core.gradient_count:
+            self.tree.engine.zero_grad()
         self._forget()
 
     def _forget(self):
@@ -350,7 +319,7 @@ class Root:
         Raises  StateError: it differs by rank.
         """
         if not isinstance(whole, Whole) and not core.is_managed(whole):
-            agreement.check_tensor(ranks.world(), f"{call} beside the gradient of '{self._name(parameter)}'", whole)
+            agreement.check_tensor(ranks.world(), f"{call} beside the gradient of '{self.tree.name(parameter)}'", whole)
         return core.own_part(parameter, whole)
 
     def drawn(self, fill, like):
@@ -396,26 +365,11 @@ class Root:
     def _copies_of_elements(self):
         """How many ranks hold each element of the gradients: more than one where shards have replicas."""
         if self._copies is None:
-            trained = self._trained()
+            trained = self.tree.trained()
             held = torch.tensor([float(sum(core.owned_numel(p) for p in trained))], dtype=torch.float64)
             ranks.world().all_reduce(held, "sum")
             self._copies = round(held.item() / sum(p.numel() for p in trained))
         return self._copies
-
-    def mesh(self):
-        """The program's mesh, or one of all ranks."""
-        given = self._module.fsdp_wrap.choice.mesh
-        if given is None and self._mesh is None:
-            self._mesh = init_device_mesh(self._device_type(), (ranks.world().size,))
-        return self._mesh if given is None else given
-
-    def _device_type(self):
-        found = next((one.device.type for one in self._module.parameters() if not one.is_meta), None)
-        return found or (torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu")
-
-    def placements(self, dim):
-        """Those of a parameter of `dim` dims, as PyTorch's has them."""
-        return placements_of(dim, self.mesh())
 
     # --- elements of a rank ------------------------------------------------------------------------------------------
 
@@ -430,7 +384,7 @@ class Root:
         return self._lent[parameter][0]
 
     def _own_elements(self, parameter):
-        if parameter in self._frozen_at_first:
+        if self.tree.was_frozen(parameter):
             return _part_by_rank(self.full_parameter(parameter)).clone()
         return core.own_weight(parameter)
 
@@ -461,12 +415,9 @@ class Root:
 
     def _of_parts(self, parameter, part):
         """The whole of what each rank has of a parameter. Collective."""
-        if parameter in self._frozen_at_first:
+        if self.tree.was_frozen(parameter):
             return _joined_by_rank(part, parameter)
         return core.whole_of_parts(parameter, part)
-
-    def _name(self, parameter):
-        return next((name for name, one in self._module.named_parameters() if one is parameter), "?")
 
     def values(self, state):
         """`state`, a module's state_dict(), as it is to be shown: fp32 values where modules compute in another dtype.
@@ -480,7 +431,7 @@ class Root:
 
     def shown_dtype(self, tensor):
         """The dtype that a program finds a parameter or buffer in."""
-        if self._rounds() and core.is_managed(tensor):
+        if self.tree.dtypes.rounds and core.is_managed(tensor):
             return torch.float32
         with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
             return tensor.dtype
@@ -492,17 +443,17 @@ class Root:
     def require_same(self, call, tensors):
         """Raises StateError: ranks have other ones, {name: tensor}. Before the first use rank 0's become everybody's.
         Collective after it."""
-        if self.is_sharded:
+        if self.tree.is_sharded:
             agreement.check_tensors(ranks.world(), call, tensors)
 
     def write_value(self, parameter, value):
         """`value`, whole, becomes the parameter's. Collective. Raises StateError: it has other values on another
         rank."""
         # values that differ may round alike
-        agreement.check_tensor(ranks.world(), f"a write to '{self._name(parameter)}'", value)
+        agreement.check_tensor(ranks.world(), f"a write to '{self.tree.name(parameter)}'", value)
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
             parameter.copy_(value)
-            if self._rounds():
+            if self.tree.dtypes.rounds:
                 self._keep_value(parameter, value)
         self._writes += 1
         if parameter in self._lent:
@@ -511,7 +462,7 @@ class Root:
     def require_exact(self, call, fix):
         """Raises UnsupportedError: modules compute with rounded weights, so that parameters are not their fp32
         values."""
-        if self._rounds():
+        if self.tree.dtypes.rounds:
             raise UnsupportedError(f"{call} where modules compute in bf16: parameters are rounded; {fix}")
 
     def full_parameter(self, parameter):
@@ -519,7 +470,7 @@ class Root:
         self._publish_lent()
         if parameter in self._frozen:
             return _joined_by_rank(self._frozen[parameter], parameter)
-        has_master = self.engine().optimizer is not None and parameter not in self._frozen_at_first and not self._is_low
+        has_master = self.engine().optimizer is not None and not self.tree.was_frozen(parameter) and not self.tree.dtypes.is_low
         master = core.safe_get_full_fp32_param(parameter) if has_master else None
         return core.whole_tensor(parameter) if master is None else master.to(torch.float32)
 
@@ -530,14 +481,14 @@ class Root:
         self.use(optimizer)
         self._publish_lent()
         self._require_all_saved("save_checkpoint()")
-        self._engine.save_checkpoint(folder, tag)
+        self.tree.engine.save_checkpoint(folder, tag)
 
     def load(self, optimizer, folder, tag):
         """The state that save() has written, at any number of ranks; False: there is none. Collective."""
         self.use(optimizer)
         self._require_all_saved("load_checkpoint()")
         self._forget()
-        is_there = self._engine.load_checkpoint(folder, tag)[0] is not None
+        is_there = self.tree.engine.load_checkpoint(folder, tag)[0] is not None
         self._refresh_all_lent()
         return is_there
 
@@ -547,7 +498,7 @@ class Root:
 
     def step(self, optimizer):
         """optimizer.step(): the end of the window. Collective."""
-        if self._module.fsdp_wrap.outer is not None:
+        if self.tree.module.fsdp_wrap.outer is not None:
             raise StateError(f"{type(optimizer).__name__}.step(): the optimizer was made before fully_shard() of the whole model; make it after that")
         engine = self.engine()
         if self._defers:
@@ -558,25 +509,15 @@ class Root:
         if self._dropped:
             raise UnsupportedError("optimizer.step(): parameter.grad = None was set for some parameters but not for all; drop all of them by zero_grad(), "
                                    "or keep those out of training by requires_grad_(False)")
-        self._require_same_parameters()
+        self.tree.require_same_parameters()
         self._reduce()  # also where another rank alone has read a gradient, which waits for this
         self.use(optimizer)
         self._publish_lent()
         self._require_same_groups(optimizer)
         engine.step()
         self._forget()
-        self._standing.update(self._trained())
+        self._standing.update(self.tree.trained())
         self._refresh_all_lent()
-
-    def _require_same_parameters(self):
-        known = set(self._parameters)
-        for name, parameter in self._module.named_parameters():
-            if parameter.requires_grad and parameter in self._frozen_at_first:
-                raise StateError(f"optimizer.step(): '{name}' was frozen when the model was first used, and requires gradients now, so nothing was laid out for them; "
-                                 "call requires_grad_(True) before the first forward and freeze it after the first step, or freeze it again")
-            if parameter not in known:
-                raise StateError(f"optimizer.step(): '{name}' is another parameter than at the first forward, which nobody trains; give models their final form "
-                                 "before fully_shard()")
 
     def _require_same_groups(self, optimizer):
         groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
@@ -600,7 +541,7 @@ class Root:
         self.engine()
         if self._optimizer is None:
             optimizers.require_steppable(optimizer)
-            self._engine.set_optimizer(optimizer)
+            self.tree.engine.set_optimizer(optimizer)
             self._optimizer = optimizer
         if self._optimizer is not optimizer:
             raise UnsupportedError("optimizer.step(): this model is stepped by another optimizer already; put all parameters into the groups of one")

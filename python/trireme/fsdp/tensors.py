@@ -37,12 +37,12 @@ class Placed:
     @property
     def device_mesh(self):
         """The mesh that the program has given, or one of all ranks."""
-        return self._fsdp_parameter().fsdp_root().mesh()
+        return self._fsdp_parameter().fsdp_root().tree.mesh()
 
     @property
     def placements(self):
         """Rows over the last dim of the mesh: how a DTensor of it is made. What a rank has here are other elements."""
-        return self._fsdp_parameter().fsdp_root().placements(self.dim())
+        return self._fsdp_parameter().fsdp_root().tree.placements(self.dim())
 
     def redistribute(self, device_mesh=None, placements=None, **_):
         """A DTensor, with `placements`. Collective."""
@@ -247,7 +247,7 @@ class ShardedParameter(Placed, torch.nn.Parameter):
     def fsdp_drawn(self, name, args, kwargs):
         """A method that fills it with random numbers. Once it is sharded they are rank 0's. Collective then."""
         fill = lambda tensor: getattr(torch.Tensor, name)(tensor, *args, **kwargs)
-        if not self.fsdp_root().is_sharded or ranks.world().size == 1 or (self.requires_grad and torch.is_grad_enabled()):
+        if not self.fsdp_root().tree.is_sharded or ranks.world().size == 1 or (self.requires_grad and torch.is_grad_enabled()):
             return fill(self)
         return self.copy_(self.fsdp_root().drawn(fill, self))
 

@@ -19,7 +19,7 @@ from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
 from . import local
 from .modules import Wrapped, parameters_of, remade, wrap
 from .policies import LOW, CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, choice_of
-from .root import managed_parameters
+from .tree import managed_parameters
 from .values import Value
 
 _KEPT = (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy._HYBRID_SHARD_ZERO2)  # pylint: disable=protected-access
@@ -137,7 +137,7 @@ class FullyShardedDataParallel(Wrapped):
     def apply(self, fn):
         """As the module's; what is sharded is whole meanwhile, and rank 0's values become everybody's. Collective
         then."""
-        if not self._fsdp_root().is_sharded or not self.check_is_root():
+        if not self._fsdp_root().tree.is_sharded or not self.check_is_root():
             return super().apply(fn)
         with self.summon_full_params(self):
             return super().apply(fn)
@@ -159,7 +159,7 @@ class FullyShardedDataParallel(Wrapped):
         self._require_root("clip_grad_norm_()")
         root = self._fsdp_root()
         root.engine()
-        ignored = root.ignored()
+        ignored = root.tree.ignored()
         # in one order on every rank
         kept = [parameter for parameter in self.parameters() if parameter in ignored and parameter.grad is not None]
         sharded = managed_parameters(self)
