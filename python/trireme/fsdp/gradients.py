@@ -2,11 +2,11 @@
 import torch
 from torch.utils import _pytree
 
-from .. import ranks
+from .. import agreement, ranks
 from .._native import core
 from ..errors import StateError, UnsupportedError
 from .tensors import Placed, Whole, lent
-from .values import Value
+from .values import Value, drawn
 
 _aten = torch.ops.aten
 # Elements of the result depend on the same elements of the arguments alone, so every rank computes its own.
@@ -42,9 +42,9 @@ class Gradient(Placed, torch.Tensor):
 
     @staticmethod
     def __new__(cls, parameter, own, pass_number=None, dtype=None):
-        """`pass_number`: Root.pass_number() of the memory that the step reads; None: a value of the program's own.
+        """`pass_number`: Window.pass_number() of the memory that the step reads; None: a value of the program's own.
 
-        `own`: None: Root.reduced_part(), in `dtype`, when it is asked for.
+        `own`: None: Window.reduced_part(), in `dtype`, when it is asked for.
         """
         dtype, device = (dtype, parameter.device) if own is None else (own.dtype, own.device)
         made = torch.Tensor._make_wrapper_subclass(cls, parameter.shape, dtype=dtype, device=device)  # pylint: disable=protected-access
@@ -61,10 +61,10 @@ class Gradient(Placed, torch.Tensor):
         if self.is_past:
             raise StateError("a gradient that was read before the last backward pass or step; read parameter.grad again, and clone() what is to stay")
         if self._own is None:
-            self._own = self.parameter.fsdp_root().reduced_part(self.parameter)
+            self._own = self.parameter.fsdp_root().window.reduced_part(self.parameter)
         return self._own
 
-    is_past = property(lambda self: self.is_live and self._pass_number != self.parameter.fsdp_root().pass_number(), doc="Whether its memory has changed since.")
+    is_past = property(lambda self: self.is_live and self._pass_number != self.parameter.fsdp_root().window.pass_number(), doc="Whether its memory has changed since.")
     __torch_function__ = torch._C._disabled_torch_function_impl  # pylint: disable=protected-access
 
     def _fsdp_parameter(self):
@@ -81,7 +81,7 @@ class Gradient(Placed, torch.Tensor):
 
     def full_tensor(self):
         """A copy, whole and plain. Collective."""
-        return self.parameter.fsdp_root().full(self)
+        return core.whole_of_parts(self.parameter, self.own).to(self.dtype)
 
     def _refuse_reading(self, *_args, **_kwargs):
         raise UnsupportedError(f"numpy(), tolist() and the like of a gradient of shape {tuple(self.shape)}, of which this rank has a part: take "
@@ -121,31 +121,31 @@ class Gradient(Placed, torch.Tensor):
 
     def of_all(self, packet, args, kwargs):
         """A number of all elements, or random ones in their place; None: `packet` is no such operator. Collective."""
-        root = self.parameter.fsdp_root()
+        totals = self.parameter.fsdp_root().totals
         if packet in _NORMS and _is_whole_norm(args):
-            return root.norm([self], 2.0 if len(args) < 2 else float(args[1])).as_subclass(Whole)
+            return totals.norm([self], 2.0 if len(args) < 2 else float(args[1])).as_subclass(Whole)
         is_of_all = _is_of_all(args, kwargs)
         if packet in _REDUCTIONS and is_of_all:
             compute, join = _REDUCTIONS[packet]
-            total = root.reduce(compute(self.own), join)
+            total = totals.reduce(compute(self.own), join)
             return (total / self.numel() if packet is _aten.mean else total).as_subclass(Whole)
         if packet in _SPREADS and is_of_all:
             correction = kwargs.get("correction")
-            return _SPREADS[packet](root.variance(self, 1 if correction is None else correction)).to(self.dtype).as_subclass(Whole)
+            return _SPREADS[packet](totals.variance(self, 1 if correction is None else correction)).to(self.dtype).as_subclass(Whole)
         if packet is _aten._local_scalar_dense and self.numel() == 1:  # pylint: disable=protected-access
             return self.full_tensor().item()
         if packet in _DRAWS and kwargs.get("dtype") in (None, self.dtype):
-            return type(self)(self.parameter, core.own_part(self.parameter, root.drawn(_DRAWS[packet], self)))
+            return type(self)(self.parameter, core.own_part(self.parameter, drawn(_DRAWS[packet], self)))
         if packet in _FILLS:
-            drawn = root.drawn(lambda tensor: getattr(tensor, _FILLS[packet])(*args[1:], **kwargs), self)
-            self.own.copy_(core.own_part(self.parameter, drawn))
+            whole = drawn(lambda tensor: getattr(tensor, _FILLS[packet])(*args[1:], **kwargs), self)
+            self.own.copy_(core.own_part(self.parameter, whole))
             return self.was_written()
         return None
 
     def was_written(self):
         """The program has written it. Returns it."""
         if self.is_live:
-            self.parameter.fsdp_root().written(self.parameter)
+            core.gradient_written(self.parameter)
         return self
 
     def by_element(self, func, args, kwargs):
@@ -157,13 +157,16 @@ class Gradient(Placed, torch.Tensor):
         return args[0].was_written()
 
     def _part_of(self, func, arg):
-        """An operator's argument, of this rank's elements alone."""
+        """An operator's argument, of this rank's elements alone. Collective where it is no parameter. Raises StateError:
+        it differs by rank."""
         if isinstance(arg, Gradient):
             return arg.own
         if not isinstance(arg, torch.Tensor) or arg.dim() == 0:
             return arg
-        root = self.parameter.fsdp_root()
-        return root.part_of(str(func), self.parameter, arg.expand(self.shape))
+        whole = arg.expand(self.shape)
+        if not isinstance(whole, Whole) and not core.is_managed(whole):
+            agreement.check_tensor(ranks.world(), f"{func} beside the gradient of '{self.parameter.fsdp_root().tree.name(self.parameter)}'", whole)
+        return core.own_part(self.parameter, whole)
 
     def into_whole(self, func, args, kwargs):
         """func writes a tensor that every rank has whole, such as the parameter itself, by whole gradients.
@@ -223,9 +226,17 @@ def _unscale(gradients, is_infinite, inverse_scale):
     if own := [one for one in own if one.numel()]:
         torch._amp_foreach_non_finite_check_and_unscale_(own, is_infinite, inverse_scale)  # pylint: disable=protected-access
     for one in gradients:
-        if isinstance(one, Gradient) and one.is_live:
-            one.parameter.fsdp_root().written(one.parameter)
+        if isinstance(one, Gradient):
+            one.was_written()
     ranks.world().all_reduce(is_infinite, "max")
+
+
+def scale(gradients, factor):
+    """Multiplies all of `gradients` by a number, in place."""
+    if parts := [gradient.own for gradient in gradients if gradient.own.numel()]:
+        torch._foreach_mul_(parts, factor)  # pylint: disable=protected-access
+    for gradient in gradients:
+        gradient.was_written()
 
 
 def _is_of_all(args, kwargs):

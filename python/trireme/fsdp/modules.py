@@ -190,7 +190,7 @@ class Wrapped:
         root = self._fsdp_root()
         if root.tree.module is not self:
             raise UnsupportedError("zero_grad() of a layer alone is not there; call it on the model, or on the optimizer")
-        root.zero_grad()
+        root.window.zero_grad()
         for parameter in root.tree.ignored():
             parameter.grad = None
 
@@ -248,7 +248,7 @@ class FSDPModule(Wrapped):
         if root.tree.module is not self or not recurse:
             raise UnsupportedError("set_requires_gradient_sync: of a layer alone is not there; call it on the model that was given to fully_shard() last, "
                                    "with recurse=True")
-        root.set_sync(bool(requires_gradient_sync))
+        root.window.set_sync(bool(requires_gradient_sync))
 
     def set_requires_all_reduce(self, requires_all_reduce, *, recurse=True):
         """Whether backward passes reduce gradients over replicas; of a mesh without them nothing. Raises
@@ -258,7 +258,7 @@ class FSDPModule(Wrapped):
             raise UnsupportedError("set_requires_all_reduce: of a layer alone is not there; call it on the model that was given to fully_shard() last, with recurse=True")
         mesh = self.fsdp_wrap.choice.mesh
         if mesh is not None and mesh.ndim == 2:
-            root.set_all_reduce(bool(requires_all_reduce))
+            root.window.set_all_reduce(bool(requires_all_reduce))
 
     def set_reshard_after_forward(self, reshard_after_forward, recurse=True):
         """As fully_shard(reshard_after_forward=…) says it. Raises StateError: after the first use."""

@@ -18,7 +18,7 @@ from ..training.optimizer_copy import without_global_hooks
 from ..training.optimizers import EngineOptimizer, section_of
 from .. import ranks
 from . import kept, states, tensors
-from .gradients import Gradient
+from .gradients import Gradient, scale
 from .tensors import ShardedParameter, Whole
 
 _roots = weakref.WeakKeyDictionary()  # by optimizer
@@ -100,7 +100,7 @@ def _clipping(clip):
             return
         with torch.no_grad():
             factor = torch.clamp(float(max_norm) / (total_norm.as_subclass(torch.Tensor) + 1e-6), max=1.0)
-            gradients[0].parameter.fsdp_root().scale(gradients, factor)
+            scale(gradients, factor)
 
     return clip_with_norm
 
@@ -137,7 +137,7 @@ def _total_norm(gradients, norm_type, error_if_nonfinite):
     roots = {one.parameter.fsdp_root() for one in gradients}
     if len(roots) > 1:
         raise UnsupportedError("clip_grad_norm_: gradients of several models; clip those of each alone")
-    norm = roots.pop().norm(gradients, norm_type)
+    norm = roots.pop().totals.norm(gradients, norm_type)
     if error_if_nonfinite and not norm.isfinite():
         raise RuntimeError(f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be clipped.")
     return norm.as_subclass(Whole)
@@ -230,7 +230,7 @@ def _keep_states(optimizer):
 def _zero_grad(optimizer, set_to_none=True):
     """Drops gradients. Collective."""
     check_none(set_to_none)
-    _roots[optimizer].zero_grad()
+    _roots[optimizer].window.zero_grad()
     for parameter in kept.parameters(optimizer):
         parameter.grad = None
 

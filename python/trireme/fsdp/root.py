@@ -10,10 +10,11 @@ from .._native import core
 from ..engine import Engine
 from ..errors import StateError, UnsupportedError
 from . import inputs, optimizers, policies
-from .gradients import Gradient, PartGradient
 from .tensors import ParameterValue, ShardedParameter, ValuedParameter, Whole, lent, refuse_hook, show
+from .totals import Totals
 from .tree import Tree, managed_parameters
 from .values import is_in_backward
+from .window import Window
 
 
 class _ProgramEngine(Engine):
@@ -48,17 +49,11 @@ class Root:
 
     def __init__(self, module):
         self.tree = Tree(module)
+        self.window, self.totals = Window(self.tree), Totals(self.tree)
         self._attached, self._optimizer = None, None  # the last one that the program has made; the one that steps
-        self._wants_sync, self._wants_all_reduce = True, True
-        self._defers, self._is_inside = False, False
+        self._is_inside = False
         self._autocast = contextlib.nullcontext()  # of the program, around the forward
-        self._windows = 0
-        # gradients of backward passes that are reduced; Gradient by parameter
-        self._reduced, self._gradients = None, {}
-        self._standing = set()  # parameters whose gradient of the last step the program has not dropped
-        self._dropped = set()  # and those of this window that it has
-        # _groups: ids of the parameters in the optimizer's groups at the first step
-        self._copies, self._groups = None, None
+        self._groups = None  # ids of the parameters in the optimizer's groups at the first step
         self._writes = 0  # of values by the program
         # by parameter: (this rank's elements, which to_local() has given away; their digest when they were the
         # parameter's)
@@ -88,7 +83,7 @@ class Root:
         for parameter, value in values.items():  # masters were made of rounded weights
             world.broadcast(value)
             self._keep_value(parameter, value)
-        self._follow_sync()
+        self.window.follow_sync()
         self._show_values(True)
 
     def _show_parameters(self):
@@ -203,174 +198,6 @@ class Root:
         of_root = self.tree.choice.casts_root_inputs if module is self.tree.module else None
         return self.tree.dtypes.policy.cast_forward_inputs if of_root is None else of_root
 
-    def set_sync(self, is_on):
-        """Whether backward passes reduce gradients."""
-        self._set(is_on, self._wants_all_reduce)
-
-    def set_all_reduce(self, is_on):
-        """Whether they do it over replicas. Here they reduce over all ranks or over none, which gives the same sum in
-        the end."""
-        self._set(self._wants_sync, is_on)
-
-    def _set(self, wants_sync, wants_all_reduce):
-        self._wants_sync, self._wants_all_reduce = wants_sync, wants_all_reduce
-        if self.tree.engine is not None:
-            self._follow_sync()
-
-    def _follow_sync(self):
-        defers = not (self._wants_sync and self._wants_all_reduce)
-        if self._defers == defers:
-            return
-        self._defers = defers
-        # Autograd adds up in the dtype of the weights; gradients that are reduced at once are added up in fp32
-        if not self.tree.dtypes.rounds:
-            self.tree.engine.core.defer_reductions(self._defers)
-
-    # --- gradients ---------------------------------------------------------------------------------------------------
-
-    def gradient_of(self, parameter):
-        """parameter.grad. Collective where this rank's backward passes gave none."""
-        if self.tree.engine is None or not parameter.requires_grad or (self._dropped and parameter in self._dropped):
-            return None
-        if self._standing and parameter in self._standing:
-            raise StateError(f"parameter.grad of '{self.tree.name(parameter)}': optimizer.step() has taken this gradient; read it before the step, or call "
-                             "optimizer.zero_grad() after it")
-        count = self.tree.engine.core.gradient_count
-        if self._defers:
-            if self._reduced not in (None, count):
-                raise StateError(f"parameter.grad of '{self.tree.name(parameter)}': set_requires_gradient_sync(False) is on and later backward passes have "
-                                 "added to it; read it after a backward pass with True")
-            return self._gradients.get(parameter) if self._reduced else None
-        if count == 0:
-            return None
-        if count != self._reduced and not core.has_gradient(parameter):
-            self._reduce()  # another rank may have one
-        if not core.has_gradient(parameter):
-            return None
-        if parameter not in self._gradients or self._gradients[parameter].is_past:
-            kind = PartGradient if self.tree.module.fsdp_has_parts else Gradient
-            self._gradients[parameter] = kind(parameter, None, self.pass_number(), self.tree.dtypes.gradient)
-        return self._gradients[parameter]
-
-    def _reduce(self):
-        count = self.tree.engine.core.gradient_count
-        if count != self._reduced:
-            self.tree.engine.core.reduce_gradients()
-            self._reduced = count
-
-    def reduced_part(self, parameter):
-        """This rank's elements of a gradient, the memory that the step reads. Collective when first called after a
-        backward pass."""
-        self._reduce()
-        # one dtype on all ranks, also on those that have no elements of it
-        own = core.gradient_part(parameter)
-        return own if own.numel() else own.to(self.tree.dtypes.gradient)
-
-    def pass_number(self):
-        """Changes with every step, zero_grad() and gradient of a backward pass."""
-        return self._windows, self.tree.engine.core.gradient_count
-
-    def set_gradient(self, parameter, value):
-        """parameter.grad = value."""
-        if value is None:
-            self._drop(parameter)
-            return
-        now = self.gradient_of(parameter)
-        if now is None:
-            raise UnsupportedError(f"parameter.grad = …: '{self.tree.name(parameter)}' has no gradient before a backward pass; to have an optimizer's states without a "
-                                   "step, leave this out: optimizer.load_state_dict() takes them as they are")
-        if not isinstance(value, Gradient) or value.parameter is not parameter:
-            raise UnsupportedError(f"parameter.grad = …: '{self.tree.name(parameter)}' takes a gradient that was computed of its own parameter.grad, or None; "
-                                   "write into parameter.grad in place")
-        if value is not now:
-            now.copy_(value)
-
-    def _drop(self, parameter):
-        self._standing.discard(parameter)
-        if self.tree.engine is None or self.tree.engine.core.gradient_count == 0:
-            return
-        self._dropped.add(parameter)
-        if all(p in self._dropped for p in self.tree.trained() if self.gradient_of(p) is not None):
-            self.zero_grad()
-
-    def zero_grad(self):
-        """Drops all gradients. Collective where there are some."""
-        if self.tree.engine is not None and self.tree.engine.core.gradient_count:
-            self.tree.engine.zero_grad()
-        self._forget()
-
-    def _forget(self):
-        self._reduced, self._gradients, self._windows = None, {}, self._windows + 1
-        self._standing.clear()
-        self._dropped.clear()
-
-    def written(self, parameter):
-        """The program has written the gradient of `parameter` in place."""
-        core.gradient_written(parameter)
-
-    def full(self, gradient):
-        """A Gradient, whole. Collective."""
-        return core.whole_of_parts(gradient.parameter, gradient.own).to(gradient.dtype)
-
-    def part_of(self, call, parameter, whole):
-        """This rank's elements, a copy, of a tensor of the shape of `parameter`, the same on every rank. Collective
-        where no parameter has it.
-
-        Raises  StateError: it differs by rank.
-        """
-        if not isinstance(whole, Whole) and not core.is_managed(whole):
-            agreement.check_tensor(ranks.world(), f"{call} beside the gradient of '{self.tree.name(parameter)}'", whole)
-        return core.own_part(parameter, whole)
-
-    def drawn(self, fill, like):
-        """fill(tensor), of random numbers, of the shape and dtype of `like`, whole, as rank 0 draws them.
-        Collective."""
-        drawn = fill(torch.empty(like.shape, dtype=like.dtype, device=like.device))
-        ranks.world().broadcast(drawn)
-        return drawn
-
-    def reduce(self, own, join):
-        """The sum, max or min of a number of every rank, where each element of a gradient counts once. Collective."""
-        return self._total(own, join).to(own.dtype)
-
-    def _total(self, own, join):
-        total = own.detach().reshape(1).to(torch.float64, copy=True)
-        ranks.world().all_reduce(total, join)
-        return total[0] / self._copies_of_elements() if join == "sum" else total[0]
-
-    def norm(self, gradients, norm_type):
-        """The norm over all elements of `gradients`. Collective."""
-        parts = [gradient.own for gradient in gradients if gradient.own.numel()]
-        if norm_type == float("inf"):
-            return self._total(torch.stack([part.abs().max() for part in parts]).max() if parts else torch.zeros(()), "max").float()
-        if norm_type <= 0:
-            raise UnsupportedError(f"the norm of order {norm_type} of sharded gradients is not there; take one above 0 or \"inf\"")
-        norms = torch.stack(torch._foreach_norm(parts, norm_type, dtype=torch.float32)) if parts else torch.zeros(1)  # pylint: disable=protected-access
-        return self._total(norms.double().pow(norm_type).sum(), "sum").pow(1 / norm_type).float()
-
-    def variance(self, gradient, correction):
-        """The variance of all elements. Collective."""
-        own, numel = gradient.own.double(), gradient.numel()
-        mean = self._total(own.sum(), "sum") / numel
-        return self._total((own - mean).square().sum(), "sum") / max(numel - correction, 0)
-
-    def scale(self, gradients, factor):
-        """Multiplies all of `gradients` by a number, in place."""
-        if parts := [gradient.own for gradient in gradients if gradient.own.numel()]:
-            torch._foreach_mul_(parts, factor)  # pylint: disable=protected-access
-        for gradient in gradients:
-            if gradient.is_live:
-                self.written(gradient.parameter)
-
-    def _copies_of_elements(self):
-        """How many ranks hold each element of the gradients: more than one where shards have replicas."""
-        if self._copies is None:
-            trained = self.tree.trained()
-            held = torch.tensor([float(sum(core.owned_numel(p) for p in trained))], dtype=torch.float64)
-            ranks.world().all_reduce(held, "sum")
-            self._copies = round(held.item() / sum(p.numel() for p in trained))
-        return self._copies
-
     # --- elements of a rank ------------------------------------------------------------------------------------------
 
     def lend(self, parameter):
@@ -438,7 +265,7 @@ class Root:
 
     def version(self):
         """Changes with the values of parameters."""
-        return self._windows, self._writes
+        return self.window.number, self._writes
 
     def require_same(self, call, tensors):
         """Raises StateError: ranks have other ones, {name: tensor}. Before the first use rank 0's become everybody's.
@@ -487,7 +314,7 @@ class Root:
         """The state that save() has written, at any number of ranks; False: there is none. Collective."""
         self.use(optimizer)
         self._require_all_saved("load_checkpoint()")
-        self._forget()
+        self.window.forget()
         is_there = self.tree.engine.load_checkpoint(folder, tag)[0] is not None
         self._refresh_all_lent()
         return is_there
@@ -501,22 +328,14 @@ class Root:
         if self.tree.module.fsdp_wrap.outer is not None:
             raise StateError(f"{type(optimizer).__name__}.step(): the optimizer was made before fully_shard() of the whole model; make it after that")
         engine = self.engine()
-        if self._defers:
-            raise StateError("optimizer.step(): set_requires_gradient_sync(False) is on, so that gradients are not reduced; set it to True before the last backward pass")
-        if self._standing:
-            raise StateError("optimizer.step(): gradients of the step before were not dropped; call optimizer.zero_grad() after each step: those "
-                             "gradients have gone, so they cannot be added to")
-        if self._dropped:
-            raise UnsupportedError("optimizer.step(): parameter.grad = None was set for some parameters but not for all; drop all of them by zero_grad(), "
-                                   "or keep those out of training by requires_grad_(False)")
+        self.window.require_complete()
         self.tree.require_same_parameters()
-        self._reduce()  # also where another rank alone has read a gradient, which waits for this
+        self.window.reduce()  # also where another rank alone has read a gradient, which waits for this
         self.use(optimizer)
         self._publish_lent()
         self._require_same_groups(optimizer)
         engine.step()
-        self._forget()
-        self._standing.update(self.tree.trained())
+        self.window.end()
         self._refresh_all_lent()
 
     def _require_same_groups(self, optimizer):

@@ -176,15 +176,15 @@ class ShardedParameter(Placed, torch.nn.Parameter):
     @property
     def grad(self):
         """A Gradient; None: no rank's backward passes gave one. Collective when first read after a backward pass."""
-        return self.fsdp_root().gradient_of(self)
+        return self.fsdp_root().window.gradient_of(self)
 
     @grad.setter
     def grad(self, value):
-        self.fsdp_root().set_gradient(self, value)
+        self.fsdp_root().window.set_gradient(self, value)
 
     @grad.deleter
     def grad(self):
-        self.fsdp_root().set_gradient(self, None)
+        self.fsdp_root().window.set_gradient(self, None)
 
     def _fsdp_parameter(self):
         return self
@@ -249,7 +249,7 @@ class ShardedParameter(Placed, torch.nn.Parameter):
         fill = lambda tensor: getattr(torch.Tensor, name)(tensor, *args, **kwargs)
         if not self.fsdp_root().tree.is_sharded or ranks.world().size == 1 or (self.requires_grad and torch.is_grad_enabled()):
             return fill(self)
-        return self.copy_(self.fsdp_root().drawn(fill, self))
+        return self.copy_(values.drawn(fill, self))
 
 
 class ValuedParameter(ShardedParameter):

@@ -35,6 +35,13 @@ def plain(value):
     return value
 
 
+def drawn(fill, like):
+    """fill(tensor), of random numbers, of the shape and dtype of `like`, whole, as rank 0 draws them. Collective."""
+    made = fill(torch.empty(like.shape, dtype=like.dtype, device=like.device))
+    ranks.world().broadcast(made)
+    return made
+
+
 class Source:
     """Where Values come from: a tensor of `shape` and `dtype`, which all ranks read, and write, together."""
 
@@ -212,9 +219,7 @@ def _write(func, args, kwargs):
     wholes = {one.source: torch.empty(one.source.shape, dtype=one.source.dtype, device=one.source.device) if overwrites else one.source.read().clone() for one in targets}
     swap = lambda one: one.of(wholes[one.source]) if one.source in wholes else one.read()
     if targets and func.overloadpacket in _FILLS:  # of rank 0's numbers
-        drawn = func(torch.empty(args[0].shape, dtype=args[0].dtype, device=args[0].device), *args[1:], **kwargs)
-        ranks.world().broadcast(drawn)
-        swap(args[0]).copy_(drawn)
+        swap(args[0]).copy_(drawn(lambda tensor: func(tensor, *args[1:], **kwargs), args[0]))
     else:
         func(*_swapped(args, swap), **_swapped(kwargs, swap))
     for source, whole in wholes.items():

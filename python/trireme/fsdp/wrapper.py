@@ -147,11 +147,11 @@ class FullyShardedDataParallel(Wrapped):
         """Backward passes inside reduce nothing; gradients add up."""
         self._require_root("no_sync()")
         root = self._fsdp_root()
-        root.set_sync(False)
+        root.window.set_sync(False)
         try:
             yield
         finally:
-            root.set_sync(True)
+            root.window.set_sync(True)
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
