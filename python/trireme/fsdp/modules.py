@@ -5,12 +5,13 @@ import weakref
 
 import torch
 
+from .. import agreement, ranks
 from .._native import core
 from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
 from . import optimizers
 from .policies import MixedPrecisionPolicy, OffloadPolicy, choice_of
 from .root import Root
-from .tensors import Form, ShardedParameter, form_of, show
+from .tensors import Form, ShardedParameter, as_shown, form_of, show
 from .tree import managed_parameters
 from .values import plain
 
@@ -161,7 +162,8 @@ class Wrapped:
             self._fsdp_fill(state_dict)
         ignored = self._fsdp_root().tree.ignored()
         own = {name for name, parameter in self.named_parameters(remove_duplicate=False) if parameter in ignored}
-        self._fsdp_root().require_same("load_state_dict()", {name: value for name, value in state_dict.items() if name not in own})
+        if self._fsdp_root().tree.is_sharded:  # before it rank 0's become everybody's
+            agreement.check_tensors(ranks.world(), "load_state_dict()", {name: value for name, value in state_dict.items() if name not in own})
         return super().load_state_dict(state_dict, strict)
 
     def _fsdp_fill(self, state_dict):
@@ -176,8 +178,8 @@ class Wrapped:
             if tensor.is_meta:
                 empty = torch.empty(tensor.shape, dtype=value.dtype, device=value.device)
                 made[tensor] = torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty
-            elif value.dtype != self._fsdp_root().shown_dtype(tensor):
-                raise UnsupportedError(f"load_state_dict(assign=True): '{name}' is in {value.dtype}, and the model's in {self._fsdp_root().shown_dtype(tensor)}, which stays: "
+            elif value.dtype != self._fsdp_root().exact.shown_dtype(tensor):
+                raise UnsupportedError(f"load_state_dict(assign=True): '{name}' is in {value.dtype}, and the model's in {self._fsdp_root().exact.shown_dtype(tensor)}, which stays: "
                                        "cast the tensor, or leave assign out")
         for part in self.modules():
             for table in (part._parameters, part._buffers):  # pylint: disable=protected-access
@@ -240,7 +242,7 @@ class FSDPModule(Wrapped):
                     state[name] = tensor.detach()
             return state
         root.engine()
-        return root.values(super().state_dict(*args, **kwargs))
+        return as_shown(super().state_dict(*args, **kwargs))
 
     def set_requires_gradient_sync(self, requires_gradient_sync, *, recurse=True):
         """Whether backward passes reduce gradients, from the next one on. Raises UnsupportedError: of a part alone."""

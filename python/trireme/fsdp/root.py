@@ -5,15 +5,15 @@ import weakref
 
 import torch
 
-from .. import agreement, ranks
-from .._native import core
+from .. import ranks
 from ..engine import Engine
 from ..errors import StateError, UnsupportedError
 from . import inputs, optimizers, policies
-from .tensors import ParameterValue, ShardedParameter, ValuedParameter, Whole, lent, refuse_hook, show
+from .exact import ExactValues
+from .program_values import ProgramValues
+from .tensors import refuse_hook, show
 from .totals import Totals
 from .tree import Tree, managed_parameters
-from .values import is_in_backward
 from .window import Window
 
 
@@ -30,35 +30,18 @@ def _autocast_around(device):
                           cache_enabled=torch.is_autocast_cache_enabled())
 
 
-def _part_by_rank(whole):
-    """This rank's elements of the value of a frozen parameter, flat."""
-    world = ranks.world()
-    return whole.flatten().tensor_split(world.size)[world.rank]
-
-
-def _joined_by_rank(part, parameter):
-    """The whole of which each rank has its _part_by_rank(). Collective."""
-    whole = torch.zeros(parameter.numel(), dtype=part.dtype)
-    _part_by_rank(whole).copy_(part)
-    ranks.world().all_reduce(whole, "sum")
-    return whole.view(parameter.shape)
-
-
 class Root:
     """The root of one tree of wrapped modules. Until engine() nothing is sharded."""
 
     def __init__(self, module):
         self.tree = Tree(module)
         self.window, self.totals = Window(self.tree), Totals(self.tree)
+        self.exact = ExactValues(self.tree, self.window)
+        self.values = ProgramValues(self.tree, self.exact)
         self._attached, self._optimizer = None, None  # the last one that the program has made; the one that steps
         self._is_inside = False
         self._autocast = contextlib.nullcontext()  # of the program, around the forward
         self._groups = None  # ids of the parameters in the optimizer's groups at the first step
-        self._writes = 0  # of values by the program
-        # by parameter: (this rank's elements, which to_local() has given away; their digest when they were the
-        # parameter's)
-        self._lent = {}
-        self._frozen = {}  # this rank's part of the fp32 value of frozen parameters that modules compute with in bf16
         self.has_begun = False  # whether states of parameters that no step has changed are shown
 
     def engine(self):
@@ -77,14 +60,12 @@ class Root:
         if tree.dtypes.rounds:
             self._optimizer = self._attached()
             optimizers.require_steppable(self._optimizer)
-        values = {p: p.detach().clone(memory_format=torch.contiguous_format) for p in tree.named_managed().values()} if tree.dtypes.rounds else {}
+        copies = self.exact.copies()
         tree.set_engine(_ProgramEngine(tree.module, policies.configuration(choices, world.size, tree.dtypes.is_low), origin="fully_shard",
                                        optimizer=self._optimizer, unmanaged=tree.ignored()))
-        for parameter, value in values.items():  # masters were made of rounded weights
-            world.broadcast(value)
-            self._keep_value(parameter, value)
+        self.exact.keep_all(copies)
         self.window.follow_sync()
-        self._show_values(True)
+        self.values.show()
 
     def _show_parameters(self):
         """Makes parameters ShardedParameters of this Root. Raises StateError, UnsupportedError: one cannot be sharded;
@@ -125,32 +106,16 @@ class Root:
             raise UnsupportedError(f"fully_shard(mp_policy={self.tree.dtypes.policy}): '{others[0]}' is not the optimizer's, and would lose its fp32 value; give it to the "
                                    "optimizer, or freeze it by requires_grad_(False)")
 
-    def _keep_value(self, parameter, value):
-        """The fp32 value of a parameter that is rounded for modules: a trained one's is the optimizer's; of a frozen
-        one this rank keeps a part."""
-        if not self.tree.was_frozen(parameter):
-            core.safe_set_full_fp32_param(parameter, value)
-        else:
-            self._frozen[parameter] = _part_by_rank(value.detach().float()).clone()
-
-    def _require_all_saved(self, call):
-        if self.tree.ignored():
-            raise UnsupportedError(f"{call}: parameters that the program keeps (ignored_params, ignored_modules) would not be in it; save model.state_dict() and "
-                                   "optimizer.state_dict() instead, of each rank where theirs differ")
-        if self._frozen:
-            raise UnsupportedError(f"{call}: frozen fp32 parameters beside modules in bf16 would be written rounded; save model.state_dict() and optimizer.state_dict() by "
-                                   "torch.distributed.checkpoint")
-
     # --- forward -----------------------------------------------------------------------------------------------------
 
     def call(self, module, forward, args, kwargs):
         """forward(*args, **kwargs) of `module`, the root's under the engine's own forward."""
         engine = self.engine()
         if self._is_inside or module is not self.tree.module:
-            with self._computing():
+            with self.values.computing():
                 return self._run(module, forward, args, kwargs)
         device = next(self.tree.module.parameters()).device.type
-        with self._computing():
+        with self.values.computing():
             self._is_inside, self._autocast = True, _autocast_around(device)
             try:
                 with torch.autocast(device, enabled=False):  # the engine's own forward has that of its configuration
@@ -161,7 +126,7 @@ class Root:
     def call_method(self, module, method, args, kwargs):
         """method(*args, **kwargs) of `module`, as call() does it of a forward."""
         engine = self.engine()
-        with self._computing(), contextlib.nullcontext() if self._is_inside else engine.core.forward_scope():
+        with self.values.computing(), contextlib.nullcontext() if self._is_inside else engine.core.forward_scope():
             return self._run(module, method, args, kwargs)
 
     def _run(self, module, function, args, kwargs):
@@ -170,153 +135,26 @@ class Root:
         with self._autocast if module is self.tree.module else contextlib.nullcontext():
             return inputs.cast(function(*args, **kwargs), self.tree.dtypes.policy.output_dtype)
 
-    @contextlib.contextmanager
-    def _computing(self):
-        """While it lasts, modules compute, and find in parameters what they compute with."""
-        if not self._shows_values():
-            yield
-            return
-        if not is_in_backward():
-            self._publish_lent()
-        self._show_values(False)
-        try:
-            yield
-        finally:
-            self._show_values(True)
-
-    def _shows_values(self):
-        """Whether what a program reads now is not what modules compute with."""
-        return any(type(parameter) is ValuedParameter for parameter in self.tree.managed[:1])
-
-    def _show_values(self, is_outside):
-        """Makes parameters show a program, or modules, their values."""
-        kind = ValuedParameter if is_outside and (self.tree.dtypes.rounds or self._lent) else ShardedParameter
-        for parameter in self.tree.managed:
-            parameter.__class__ = kind
-
     def _casts_inputs(self, module):
         of_root = self.tree.choice.casts_root_inputs if module is self.tree.module else None
         return self.tree.dtypes.policy.cast_forward_inputs if of_root is None else of_root
-
-    # --- elements of a rank ------------------------------------------------------------------------------------------
-
-    def lend(self, parameter):
-        """This rank's elements of a parameter, the same tensor each time: what is written into it becomes the
-        parameter's when the model is used next. Collective at first."""
-        if parameter not in self._lent:
-            part = lent(self._own_elements(parameter), parameter)
-            self._lent[parameter] = part, core.digest(part)
-            if not self._shows_values():
-                self._show_values(True)
-        return self._lent[parameter][0]
-
-    def _own_elements(self, parameter):
-        if self.tree.was_frozen(parameter):
-            return _part_by_rank(self.full_parameter(parameter)).clone()
-        return core.own_weight(parameter)
-
-    def _refresh_lent(self, parameter):
-        """The elements lent are those of today. Collective."""
-        part, _ = self._lent[parameter]
-        with torch.no_grad():
-            part.copy_(self._own_elements(parameter))
-        self._lent[parameter] = part, core.digest(part)
-
-    def _refresh_all_lent(self):
-        for parameter in self._lent:
-            self._refresh_lent(parameter)
-
-    def _publish_lent(self):
-        """Elements lent that the program has written become the parameters'. Collective where there are some."""
-        if not self._lent:
-            return
-        is_written = torch.tensor([int(core.digest(part) != digest) for part, digest in self._lent.values()])
-        ranks.world().all_reduce(is_written, "max")
-        kept, self._lent = self._lent, {}  # what follows is no program's
-        try:
-            for (parameter, (part, _)), written in zip(kept.items(), is_written.tolist()):
-                if written:
-                    self.write_value(parameter, self._of_parts(parameter, part))
-        finally:
-            self._lent = {parameter: (part, core.digest(part)) for parameter, (part, _) in kept.items()}
-
-    def _of_parts(self, parameter, part):
-        """The whole of what each rank has of a parameter. Collective."""
-        if self.tree.was_frozen(parameter):
-            return _joined_by_rank(part, parameter)
-        return core.whole_of_parts(parameter, part)
-
-    def values(self, state):
-        """`state`, a module's state_dict(), as it is to be shown: fp32 values where modules compute in another dtype.
-        Collective then."""
-        for name, value in state.items():
-            if isinstance(value, ParameterValue):
-                state[name] = value.source.parameter.fsdp_kept()
-            elif type(value) is torch.Tensor and core.is_managed(value):
-                state[name] = value.as_subclass(Whole)
-        return state
-
-    def shown_dtype(self, tensor):
-        """The dtype that a program finds a parameter or buffer in."""
-        if self.tree.dtypes.rounds and core.is_managed(tensor):
-            return torch.float32
-        with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
-            return tensor.dtype
-
-    def version(self):
-        """Changes with the values of parameters."""
-        return self.window.number, self._writes
-
-    def require_same(self, call, tensors):
-        """Raises StateError: ranks have other ones, {name: tensor}. Before the first use rank 0's become everybody's.
-        Collective after it."""
-        if self.tree.is_sharded:
-            agreement.check_tensors(ranks.world(), call, tensors)
-
-    def write_value(self, parameter, value):
-        """`value`, whole, becomes the parameter's. Collective. Raises StateError: it has other values on another
-        rank."""
-        # values that differ may round alike
-        agreement.check_tensor(ranks.world(), f"a write to '{self.tree.name(parameter)}'", value)
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
-            parameter.copy_(value)
-            if self.tree.dtypes.rounds:
-                self._keep_value(parameter, value)
-        self._writes += 1
-        if parameter in self._lent:
-            self._refresh_lent(parameter)
-
-    def require_exact(self, call, fix):
-        """Raises UnsupportedError: modules compute with rounded weights, so that parameters are not their fp32
-        values."""
-        if self.tree.dtypes.rounds:
-            raise UnsupportedError(f"{call} where modules compute in bf16: parameters are rounded; {fix}")
-
-    def full_parameter(self, parameter):
-        """A parameter, whole; its fp32 value where modules compute in another dtype. Collective."""
-        self._publish_lent()
-        if parameter in self._frozen:
-            return _joined_by_rank(self._frozen[parameter], parameter)
-        has_master = self.engine().optimizer is not None and not self.tree.was_frozen(parameter) and not self.tree.dtypes.is_low
-        master = core.safe_get_full_fp32_param(parameter) if has_master else None
-        return core.whole_tensor(parameter) if master is None else master.to(torch.float32)
 
     # --- the step ----------------------------------------------------------------------------------------------------
 
     def save(self, optimizer, folder, tag):
         """Weights, optimizer states, counters and generators. Collective."""
         self.use(optimizer)
-        self._publish_lent()
-        self._require_all_saved("save_checkpoint()")
+        self.values.publish()
+        self.exact.require_all_saved("save_checkpoint()")
         self.tree.engine.save_checkpoint(folder, tag)
 
     def load(self, optimizer, folder, tag):
         """The state that save() has written, at any number of ranks; False: there is none. Collective."""
         self.use(optimizer)
-        self._require_all_saved("load_checkpoint()")
+        self.exact.require_all_saved("load_checkpoint()")
         self.window.forget()
         is_there = self.tree.engine.load_checkpoint(folder, tag)[0] is not None
-        self._refresh_all_lent()
+        self.values.refresh()
         return is_there
 
     def has_states(self, optimizer):
@@ -332,11 +170,11 @@ class Root:
         self.tree.require_same_parameters()
         self.window.reduce()  # also where another rank alone has read a gradient, which waits for this
         self.use(optimizer)
-        self._publish_lent()
+        self.values.publish()
         self._require_same_groups(optimizer)
         engine.step()
         self.window.end()
-        self._refresh_all_lent()
+        self.values.refresh()
 
     def _require_same_groups(self, optimizer):
         groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]

@@ -71,7 +71,7 @@ class Whole(Placed, torch.Tensor):
     def full_tensor(self):
         """A copy, whole and plain. Of a parameter collective."""
         parameter = numbered(self) if core.is_managed(self) else None
-        return core.whole_tensor(self) if parameter is None else parameter.fsdp_root().full_parameter(parameter)
+        return core.whole_tensor(self) if parameter is None else parameter.fsdp_root().values.read(parameter)
 
     def to_local(self):
         """The elements of a parameter that this rank updates; else the tensor itself. Of a parameter collective."""
@@ -118,17 +118,17 @@ class _OfParameter(Source):
 
     def __init__(self, parameter, keeps=False):
         root = parameter.fsdp_root()
-        super().__init__(parameter.shape, root.shown_dtype(parameter), parameter.device, keeps)
+        super().__init__(parameter.shape, root.exact.shown_dtype(parameter), parameter.device, keeps)
         self.parameter, self._root = parameter, root
 
     def version(self):
-        return self._root.version()
+        return self._root.exact.version()
 
     def gather(self):
-        return self._root.full_parameter(self.parameter)
+        return self._root.values.read(self.parameter)
 
     def scatter(self, whole):
-        self._root.write_value(self.parameter, whole)
+        self._root.values.write(self.parameter, whole)
 
     def key(self):
         return id(self.parameter)
@@ -194,16 +194,16 @@ class ShardedParameter(Placed, torch.nn.Parameter):
         root = self.fsdp_root()
         root.engine()
         if not (self.requires_grad and torch.is_grad_enabled()):
-            return root.full_parameter(self)
+            return root.values.read(self)
         with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
-            return _Read.apply(self, lambda: root.full_parameter(self))
+            return _Read.apply(self, lambda: root.values.read(self))
 
     def to_local(self):
         """The elements that this rank updates, [n] of the flattened parameter: what the program writes into them is the
         parameter's when it is used next. Collective."""
         root = self.fsdp_root()
         root.engine()
-        return root.lend(self)
+        return root.values.lend(self)
 
     _local_tensor = property(to_local)
 
@@ -231,8 +231,10 @@ class ShardedParameter(Placed, torch.nn.Parameter):
         return self._fsdp_plain().__reduce_ex__(protocol)  # files are read without this package
 
     def _fsdp_plain(self):
+        root = self.fsdp_root()
+        root.engine()
         with torch.no_grad():
-            return torch.nn.Parameter(self.fsdp_root().full_parameter(self), self.requires_grad)
+            return torch.nn.Parameter(root.values.read(self), self.requires_grad)
 
     def register_post_accumulate_grad_hook(self, hook):
         """Raises UnsupportedError."""
@@ -254,7 +256,7 @@ class ShardedParameter(Placed, torch.nn.Parameter):
 
 class ValuedParameter(ShardedParameter):
     """A ShardedParameter while what a program reads and writes is not what modules compute with: outside of them where
-    they round, and after to_local(). The same object; Root.computing() makes it a ShardedParameter and back.
+    they round, and after to_local(). The same object; ProgramValues.computing() makes it a ShardedParameter and back.
 
     Every operator, whatever its name, gets a Value in its place.
     """
@@ -417,6 +419,17 @@ def _is_of_parameter(one):
     if isinstance(one, Placed):
         return True
     return isinstance(one, torch.Tensor) and not isinstance(one, DTensor) and not one.is_meta and core.is_managed(one)
+
+
+def as_shown(state):
+    """`state`, a module's state_dict(), as it is to be shown: fp32 values where modules compute in another dtype.
+    Collective then."""
+    for name, value in state.items():
+        if isinstance(value, ParameterValue):
+            state[name] = value.source.parameter.fsdp_kept()
+        elif type(value) is torch.Tensor and core.is_managed(value):
+            state[name] = value.as_subclass(Whole)
+    return state
 
 
 def placements_of(dim, mesh):

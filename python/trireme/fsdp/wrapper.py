@@ -19,6 +19,7 @@ from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
 from . import local
 from .modules import Wrapped, parameters_of, remade, wrap
 from .policies import LOW, CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, choice_of
+from .tensors import as_shown
 from .tree import managed_parameters
 from .values import Value
 
@@ -183,7 +184,7 @@ class FullyShardedDataParallel(Wrapped):
         roots = {part.fsdp_wrap.root() for part in FullyShardedDataParallel.fsdp_modules(module)}
         for root in roots:
             root.engine()
-            root.require_exact("summon_full_params()", "take state_dict(), and write by load_state_dict()")
+            root.exact.require_in_parameters("summon_full_params()", "take state_dict(), and write by load_state_dict()")
         managed = set(managed_parameters(module))
         parameters = [parameter for parameter in module.parameters(recurse) if parameter in managed]
         with core.GatheredContext(parameters, 0 if writeback else None) if parameters else contextlib.nullcontext():
@@ -235,7 +236,7 @@ class FullyShardedDataParallel(Wrapped):
         reads and writes. LOCAL: this rank's elements, by names of parameters, which it alone loads again.
         Collective."""
         self._fsdp_root().engine()
-        state = self._fsdp_root().values(super().state_dict(*args, **kwargs))
+        state = as_shown(super().state_dict(*args, **kwargs))
         settings = _settings_of(self)
         if args or "destination" in kwargs or settings.state_dict_type is StateDictType.SHARDED_STATE_DICT:
             return state
