@@ -6,6 +6,8 @@ import weakref
 
 import torch
 
+from ..errors import UnsupportedError
+from ..training.optimizers import section_of
 from .tensors import ShardedParameter
 
 _states = weakref.WeakKeyDictionary()  # by optimizer: {parameter: its states}
@@ -40,6 +42,14 @@ def _step_of(optimizer):
     """Its class's step() without hooks, which the caller has called."""
     made = type(optimizer).step
     return made.__wrapped__ if hasattr(made, "hooked") else made
+
+
+def require_steppable(optimizer):
+    """Raises UnsupportedError: `optimizer` has parameters of both kinds, and the library has no update for those that
+    are sharded."""
+    if parameters(optimizer) and section_of(optimizer) is None:
+        raise UnsupportedError(f"optimizer: {type(optimizer).__name__} steps itself here, on parts of sharded parameters, and has ignored ones beside them; give the ignored "
+                               "parameters an optimizer of their own, or use Adam, AdamW, SGD or Adagrad")
 
 
 def step(optimizer):

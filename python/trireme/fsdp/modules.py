@@ -137,7 +137,7 @@ class Wrapped:
     fsdp_has_parts = False  # whether numbers of a gradient are of this rank's elements
 
     def __call__(self, *args, **kwargs):
-        return self._fsdp_root().call(self, super().__call__, args, kwargs)
+        return self._fsdp_root().sharded().calls.forward(self, super().__call__, args, kwargs)
 
     def _fsdp_root(self):
         return self.fsdp_wrap.root()
@@ -324,7 +324,7 @@ def register_fsdp_forward_method(module, method_name):
 
     @functools.wraps(method)
     def sharded(*args, **kwargs):
-        return module.fsdp_wrap.root().call_method(module, method, args, kwargs)
+        return module.fsdp_wrap.root().sharded().calls.method(module, method, args, kwargs)
 
     module.__dict__[method_name] = sharded
 

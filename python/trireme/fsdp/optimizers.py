@@ -15,7 +15,7 @@ from ..errors import StateError, UnsupportedError
 from ..patches import Added, Patches, Wrapped
 from ..training.client_optimizer import refuse_known
 from ..training.optimizer_copy import without_global_hooks
-from ..training.optimizers import EngineOptimizer, section_of
+from ..training.optimizers import EngineOptimizer
 from .. import ranks
 from . import kept, states, tensors
 from .gradients import Gradient, scale
@@ -154,7 +154,7 @@ def attach(optimizer, parameters):
     refuse_known(optimizer)
     root = roots.pop()
     _roots[optimizer] = root
-    root.attach(optimizer)
+    root.binding.attach(optimizer)
     optimizer.steps_engine = True
     optimizer._step_supports_amp_scaling = False  # a scaler unscales gradients before step(), a fused update's too
     optimizer.step = _stepper(optimizer)
@@ -206,23 +206,15 @@ def _step_between_hooks(optimizer, closure=None):
     return loss
 
 
-def require_steppable(optimizer):
-    """Raises UnsupportedError: `optimizer` has parameters of both kinds, and the library has no update for those that
-    are sharded."""
-    if kept.parameters(optimizer) and section_of(optimizer) is None:
-        raise UnsupportedError(f"optimizer: {type(optimizer).__name__} steps itself here, on parts of sharded parameters, and has ignored ones beside them; give the ignored "
-                               "parameters an optimizer of their own, or use Adam, AdamW, SGD or Adagrad")
-
-
 def _keep_states(optimizer):
     """From here on `optimizer.state` is a States."""
     _stepped.add(optimizer)
     if not isinstance(optimizer.state, States):
         optimizer.state = States()
     root = _roots[optimizer]
-    if root.has_states(optimizer):
+    if root.binding.optimizer is optimizer:
         client = root.engine().client_steps
-        found = {parameter: ParameterStates(names) for parameter, names in states.shown(optimizer, root.has_begun, client).items()}
+        found = {parameter: ParameterStates(names) for parameter, names in states.shown(optimizer, root.binding.has_begun, client).items()}
         if found.keys() != optimizer.state.keys() or any(one.keys() != optimizer.state[parameter].keys() for parameter, one in found.items()):
             optimizer.state.show({**found, **{parameter: ParameterStates(one) for parameter, one in kept.values(optimizer).items()}})
 
@@ -238,10 +230,10 @@ def _zero_grad(optimizer, set_to_none=True):
 def _state_dict(optimizer):
     """As torch's, with whole states; hyperparameters alone before the first step. Collective after it."""
     root, made = _roots[optimizer], type(optimizer).state_dict(optimizer)
-    if root.has_states(optimizer):
+    if root.binding.optimizer is optimizer:
         client = root.engine().client_steps
         states.check("optimizer.state_dict()", client, optimizer)
-        made["state"] = states.of(optimizer, root.has_begun, client)
+        made["state"] = states.of(optimizer, root.binding.has_begun, client)
     made["state"].update(kept.states_of(optimizer))
     return made
 
@@ -252,7 +244,7 @@ def _load_state_dict(optimizer, state_dict):
     type(optimizer).load_state_dict(optimizer, {**state_dict, "state": {}})
     if optimizer in _stepped:
         _keep_states(optimizer)
-    if state_dict["state"] or root.has_states(optimizer):
+    if state_dict["state"] or root.binding.optimizer is optimizer:
         root.use(optimizer)
         client = root.engine().client_steps
         states.check("optimizer.load_state_dict()", client, optimizer)

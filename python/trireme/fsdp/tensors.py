@@ -191,19 +191,16 @@ class ShardedParameter(Placed, torch.nn.Parameter):
 
     def full_tensor(self):
         """A copy, whole and plain, with a graph where autograd is on. Collective."""
-        root = self.fsdp_root()
-        root.engine()
+        program_values = self.fsdp_root().sharded().values
         if not (self.requires_grad and torch.is_grad_enabled()):
-            return root.values.read(self)
+            return program_values.read(self)
         with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
-            return _Read.apply(self, lambda: root.values.read(self))
+            return _Read.apply(self, lambda: program_values.read(self))
 
     def to_local(self):
         """The elements that this rank updates, [n] of the flattened parameter: what the program writes into them is the
         parameter's when it is used next. Collective."""
-        root = self.fsdp_root()
-        root.engine()
-        return root.values.lend(self)
+        return self.fsdp_root().sharded().values.lend(self)
 
     _local_tensor = property(to_local)
 
@@ -231,10 +228,8 @@ class ShardedParameter(Placed, torch.nn.Parameter):
         return self._fsdp_plain().__reduce_ex__(protocol)  # files are read without this package
 
     def _fsdp_plain(self):
-        root = self.fsdp_root()
-        root.engine()
         with torch.no_grad():
-            return torch.nn.Parameter(root.values.read(self), self.requires_grad)
+            return torch.nn.Parameter(self.fsdp_root().sharded().values.read(self), self.requires_grad)
 
     def register_post_accumulate_grad_hook(self, hook):
         """Raises UnsupportedError."""
