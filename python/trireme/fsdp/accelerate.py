@@ -12,7 +12,7 @@ from torch.distributed.fsdp import StateDictType
 from ..errors import UnsupportedError
 from ..log import logger
 from ..patches import Patches, Wrapped
-from . import optimizers
+from . import optimizers, registry
 from .wrapper import FullyShardedDataParallel
 
 _KNOWN = ("1.15.0",)
@@ -132,7 +132,7 @@ def _with_optimizers(prepare):
     def prepare_and_attach(self, *args, **kwargs):
         made = prepare(self, *args, **kwargs)
         for optimizer in self._optimizers if _fsdp1_of(self) else []:  # pylint: disable=protected-access
-            if optimizers.attached(optimizer) is None:
+            if registry.attached(optimizer) is None:
                 _attach(optimizer)
         return made
 
@@ -189,9 +189,9 @@ def _on_every_rank(load_model):
 def _with_states(function):
     """A sharded state dict is read into states that are there, so they are before the first step."""
     def call(fsdp_plugin, accelerator, optimizer, *args, **kwargs):
-        own = optimizers.attached(optimizer)
+        own = registry.attached(optimizer)
         if _is_fsdp1(fsdp_plugin) and own is not None and fsdp_plugin.state_dict_type is not StateDictType.FULL_STATE_DICT:
-            optimizers.root_of(own).begin(own)
+            registry.root_of(own).begin(own)
         return function(fsdp_plugin, accelerator, optimizer, *args, **kwargs)
 
     return call

@@ -9,7 +9,7 @@ from torch.utils import _pytree
 
 from .._native import core
 from ..patches import Patches, Wrapped
-from . import kept, optimizers, states
+from . import kept, registry, states
 from .tensors import ParameterValue
 
 
@@ -51,22 +51,22 @@ def _load(original, state_dict, *args, **kwargs):
 
 def _init_states(original, optimizer):
     """States of zeros, as torch's has after a step of nothing; the library's are there without one. Collective."""
-    own = optimizers.attached(optimizer)
+    own = registry.attached(optimizer)
     if own is None:
         original(optimizer)
     else:
-        optimizers.root_of(own).begin(own)
+        registry.root_of(own).begin(own)
         if kept.parameters(own):
             kept.begin(own)
 
 
 def _unflatten(original, optimizer, *args, **kwargs):
     """Asks `optimizer.state` for the names of states."""
-    own = optimizers.attached(optimizer)
+    own = registry.attached(optimizer)
     if own is None:
         return original(optimizer, *args, **kwargs)
     found = own.state
-    own.state = collections.defaultdict(dict, states.names(own, optimizers.root_of(own).engine().client_steps) | kept.names(own))
+    own.state = collections.defaultdict(dict, states.names(own, registry.root_of(own).engine().client_steps) | kept.names(own))
     try:
         return original(optimizer, *args, **kwargs)
     finally:

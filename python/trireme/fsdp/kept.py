@@ -2,15 +2,14 @@
 each rank, stepped as torch does."""
 import collections
 import itertools
-import weakref
 
 import torch
 
 from ..errors import UnsupportedError
 from ..training.optimizers import section_of
+from . import registry
 from .tensors import ShardedParameter
 
-_states = weakref.WeakKeyDictionary()  # by optimizer: {parameter: its states}
 _OWN = ("step", "zero_grad", "state_dict", "load_state_dict")  # what a sharded optimizer has in place of its class's
 
 
@@ -21,10 +20,11 @@ def parameters(optimizer):
 
 def _states_of(optimizer):
     """{parameter: its states}; at first those that the optimizer was made with, as Adagrad is."""
-    if optimizer not in _states:
+    attachment = registry.attachment(optimizer)
+    if attachment.kept_states is None:
         made_with = {parameter: dict(optimizer.state[parameter]) for parameter in parameters(optimizer) if parameter in optimizer.state}
-        _states[optimizer] = collections.defaultdict(dict, made_with)
-    return _states[optimizer]
+        attachment.kept_states = collections.defaultdict(dict, made_with)
+    return attachment.kept_states
 
 
 def _rest_of(optimizer, **changes):

@@ -8,14 +8,12 @@ import torch
 from .. import agreement, ranks
 from .._native import core
 from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
-from . import optimizers
+from . import dcp, optimizers, registry, tensors
 from .policies import MixedPrecisionPolicy, OffloadPolicy, choice_of
 from .root import Root
 from .tensors import Form, ShardedParameter, as_shown, form_of, show
 from .tree import managed_parameters
 from .values import plain
-
-_classes = {}  # a module's class with FSDPModule before it
 
 
 class _Wrap:
@@ -111,17 +109,18 @@ def wrap(module, choice, kind, ignored=frozenset()):
         show(parameter, made.root)
     module.__dict__["fsdp_wrap"] = made
     module.__class__ = _class_of(kind, type(module))
-    optimizers.watch(module)
+    registry.modules.add(module)
+    for room in (optimizers.PATCHES, tensors.PATCHES, dcp.PATCHES):
+        room.apply()
 
 
 def _other(kind):
     return "FullyShardedDataParallel" if kind is FSDPModule else "fully_shard"
 
 
+@functools.cache  # a class of modules has one
 def _class_of(kind, original):
-    if (kind, original) not in _classes:
-        _classes[kind, original] = type(f"FSDP{original.__name__}", (kind, original), {"__module__": original.__module__, "__doc__": original.__doc__})
-    return _classes[kind, original]
+    return type(f"FSDP{original.__name__}", (kind, original), {"__module__": original.__module__, "__doc__": original.__doc__})
 
 
 class UnshardHandle:

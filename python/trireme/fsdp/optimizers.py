@@ -4,7 +4,6 @@ import functools
 import itertools
 import sys
 import types
-import weakref
 
 import torch
 import torch.distributed.fsdp.sharded_grad_scaler
@@ -17,13 +16,9 @@ from ..training.client_optimizer import refuse_known
 from ..training.optimizer_copy import without_global_hooks
 from ..training.optimizers import EngineOptimizer
 from .. import ranks
-from . import kept, states, tensors
+from . import kept, registry, states
 from .gradients import Gradient, scale
 from .tensors import ShardedParameter, Whole
-
-_roots = weakref.WeakKeyDictionary()  # by optimizer
-_stepped = weakref.WeakSet()  # those whose states are the library's
-_watched = weakref.WeakSet()  # wrapped modules that live
 
 
 class States(dict):
@@ -65,14 +60,6 @@ class ParameterStates(States):
             found.copy_(value)
 
 
-def watch(module):
-    """From here on optimizers that are made of the wrapped module's parameters are looked after."""
-    from . import dcp  # pylint: disable=import-outside-toplevel  # which needs this module
-    _watched.add(module)
-    for room in (PATCHES, tensors.PATCHES, dcp.PATCHES):
-        room.apply()
-
-
 def _attaching(add):
     def add_and_attach(self, param_group):
         add(self, param_group)
@@ -110,7 +97,7 @@ def _unscaling(unscale):
     all skip a step, or none."""
     def unscale_alike(self, optimizer, *args, **kwargs):
         found = unscale(self, optimizer, *args, **kwargs)
-        if attached(optimizer) is not None and kept.parameters(optimizer):
+        if registry.attached(optimizer) is not None and kept.parameters(optimizer):
             for is_infinite in found.values():
                 ranks.world().all_reduce(is_infinite, "max")
         return found
@@ -148,12 +135,13 @@ def attach(optimizer, parameters):
     roots = {parameter.fsdp_root() for parameter in parameters if isinstance(parameter, ShardedParameter)}
     if not roots or isinstance(optimizer, EngineOptimizer):
         return
-    if len(roots | {_roots.get(optimizer)} - {None}) > 1:
+    known = registry.attachment(optimizer)
+    if len(roots | ({known.root} if known else set())) > 1:
         raise UnsupportedError(f"optimizer: {type(optimizer).__name__} has parameters of several models that were given to fully_shard(); call fully_shard() on "
                                "the module that holds them all, last, or make an optimizer of each")
     refuse_known(optimizer)
     root = roots.pop()
-    _roots[optimizer] = root
+    registry.attach(optimizer, root)
     root.binding.attach(optimizer)
     optimizer.steps_engine = True
     optimizer._step_supports_amp_scaling = False  # a scaler unscales gradients before step(), a fused update's too
@@ -190,14 +178,14 @@ def _step(optimizer, *args, **kwargs):
 
 def _step_between_hooks(optimizer, closure=None):
     """The end of a window. Collective."""
-    if optimizer in _stepped and not isinstance(optimizer.state, States):
+    if registry.attachment(optimizer).shows_states and not isinstance(optimizer.state, States):
         raise UnsupportedError(f"{type(optimizer).__name__}.step(): optimizer.state was replaced, and the library's states were not; leave it, and give "
                                "optimizer.load_state_dict() other ones")
     loss = None
     if closure is not None:
         with torch.enable_grad():
             loss = closure()
-    root = _roots[optimizer]
+    root = registry.root_of(optimizer)
     with without_global_hooks():
         root.step(optimizer)
     if kept.parameters(optimizer) and root.engine().core.was_step_applied():
@@ -208,10 +196,10 @@ def _step_between_hooks(optimizer, closure=None):
 
 def _keep_states(optimizer):
     """From here on `optimizer.state` is a States."""
-    _stepped.add(optimizer)
+    registry.attachment(optimizer).shows_states = True
     if not isinstance(optimizer.state, States):
         optimizer.state = States()
-    root = _roots[optimizer]
+    root = registry.root_of(optimizer)
     if root.binding.optimizer is optimizer:
         client = root.engine().client_steps
         found = {parameter: ParameterStates(names) for parameter, names in states.shown(optimizer, root.binding.has_begun, client).items()}
@@ -222,14 +210,14 @@ def _keep_states(optimizer):
 def _zero_grad(optimizer, set_to_none=True):
     """Drops gradients. Collective."""
     check_none(set_to_none)
-    _roots[optimizer].window.zero_grad()
+    registry.root_of(optimizer).window.zero_grad()
     for parameter in kept.parameters(optimizer):
         parameter.grad = None
 
 
 def _state_dict(optimizer):
     """As torch's, with whole states; hyperparameters alone before the first step. Collective after it."""
-    root, made = _roots[optimizer], type(optimizer).state_dict(optimizer)
+    root, made = registry.root_of(optimizer), type(optimizer).state_dict(optimizer)
     if root.binding.optimizer is optimizer:
         client = root.engine().client_steps
         states.check("optimizer.state_dict()", client, optimizer)
@@ -240,9 +228,9 @@ def _state_dict(optimizer):
 
 def _load_state_dict(optimizer, state_dict):
     """As torch's, of whole states that are the same on every rank. Collective where there are states."""
-    root = _roots[optimizer]
+    root = registry.root_of(optimizer)
     type(optimizer).load_state_dict(optimizer, {**state_dict, "state": {}})
-    if optimizer in _stepped:
+    if registry.attachment(optimizer).shows_states:
         _keep_states(optimizer)
     if state_dict["state"] or root.binding.optimizer is optimizer:
         root.use(optimizer)
@@ -252,18 +240,6 @@ def _load_state_dict(optimizer, state_dict):
         kept.load(optimizer, state_dict)
 
 
-def attached(optimizer):
-    """The optimizer itself, or the one that it wraps, where it is of a wrapped module's parameters; None: it is not."""
-    while optimizer is not None and optimizer not in _roots:
-        optimizer = vars(optimizer).get("optimizer")
-    return optimizer
-
-
-def root_of(optimizer):
-    """The Root of an optimizer of a wrapped module's parameters."""
-    return _roots[optimizer]
-
-
 def check_none(set_to_none):
     """Raises UnsupportedError: gradients of zeros."""
     if not set_to_none:
@@ -271,7 +247,7 @@ def check_none(set_to_none):
 
 
 def _refuse_stranger(optimizer, _args, _kwargs):
-    if optimizer in _roots or isinstance(optimizer, EngineOptimizer):
+    if registry.attachment(optimizer) or isinstance(optimizer, EngineOptimizer):
         return
     if any(isinstance(parameter, ShardedParameter) for group in optimizer.param_groups for parameter in group["params"]):
         raise StateError(f"{type(optimizer).__name__}.step(): the optimizer was made before fully_shard(); make it of model.parameters() after that")
@@ -287,4 +263,4 @@ PATCHES = Patches(__name__, "`fully_shard()` or `FullyShardedDataParallel()` is 
     Wrapped("torch.distributed.fsdp.sharded_grad_scaler", "ShardedGradScaler._unscale_grads_", "all ranks skip a step, or none", _unscaling),
     Added("torch._dynamo.trace_rules", "SKIP_DIRS", "code of wrapped modules is compiled between calls of this package, as around PyTorch's own FSDP",
           _compile_between, also=("torch._dynamo.trace_rules.SKIP_DIRS_RE",)),
-], lambda: [module for module in _watched if not module.fsdp_wrap.root().tree.is_gone])
+], lambda: [module for module in registry.modules if not module.fsdp_wrap.root().tree.is_gone])

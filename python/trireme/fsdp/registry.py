@@ -1,11 +1,9 @@
 """What is remembered of a program's objects while they live: its wrapped modules, and optimizers of their parameters.
-
-Other modules of fsdp remember nothing beside these objects; values.py has what one operator writes, until it ends.
-"""
+Other modules of fsdp remember nothing beside these objects."""
 import dataclasses
 import weakref
 
-_modules = weakref.WeakSet()  # that are wrapped
+modules = weakref.WeakSet()  # that are wrapped
 _attachments = weakref.WeakKeyDictionary()  # by optimizer
 
 
@@ -16,16 +14,6 @@ class Attachment:
     root: object  # the Root of its sharded parameters
     shows_states: bool = False  # its `state` is an optimizers.States
     kept_states: dict | None = None  # by parameter that the program keeps; kept.py has them
-
-
-def add_module(module):
-    """A module was wrapped."""
-    _modules.add(module)
-
-
-def modules():
-    """Wrapped modules with which something can be computed."""
-    return [module for module in _modules if not module.fsdp_wrap.root().tree.is_gone]
 
 
 def attach(optimizer, root):
@@ -39,13 +27,13 @@ def attachment(optimizer):
     return _attachments.get(optimizer)
 
 
+def root_of(optimizer):
+    """The Root of an optimizer that has an Attachment."""
+    return _attachments[optimizer].root
+
+
 def attached(optimizer):
     """The optimizer itself, or the one that it wraps, that has an Attachment; None: there is none."""
     while optimizer is not None and optimizer not in _attachments:
         optimizer = vars(optimizer).get("optimizer")
     return optimizer
-
-
-def root_of(optimizer):
-    """The Root of an optimizer that has an Attachment."""
-    return _attachments[optimizer].root
