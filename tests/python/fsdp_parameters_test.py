@@ -252,6 +252,17 @@ for name, options in {"fp32": {}, "kept": {"reshard_after_forward": False}, "bf1
         result[f"{name} by hand {frozen}"] = max(far(p, expected[key]) for key, p in model.named_parameters())
 """))
 
+    def test_are_a_checkpoints_after_a_load_whatever_was_written_into_lent_elements(self):
+        self.assert_all_near(self.ran("""
+model, optimizer = made(frozen=True)
+save_checkpoint(model, optimizer, folder)
+saved = {key: p.full_tensor().detach() for key, p in model.named_parameters()}
+with torch.no_grad():
+    for p in model.parameters(): p.to_local().zero_()  # and no use of the model after it
+assert load_checkpoint(model, optimizer, folder)
+result = {key: far(p, saved[key]) for key, p in model.named_parameters()}
+"""), 0)
+
     def test_have_states_and_hooks_of_steps(self):
         result = self.ran("""
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
