@@ -1,9 +1,34 @@
-"""Calls: forwards and other methods of wrapped modules."""
+"""Calls: forwards and other methods of wrapped modules, with casts of what they get and give."""
 import contextlib
+import copy
+import dataclasses
 
 import torch
+from torch.utils import _pytree
 
-from . import inputs
+
+def cast(values, dtype):
+    """`values` with floating tensors in `dtype`, in containers and dataclasses; None: as they are."""
+    if dtype is None:
+        return values
+
+    def of_one(value):
+        if isinstance(value, torch.Tensor):
+            return value.to(dtype) if value.is_floating_point() else value
+        if isinstance(value, set):
+            return {of_one(one) for one in value}
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return _dataclass(value)
+        return value
+
+    def _dataclass(value):
+        made = copy.copy(value)
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                object.__setattr__(made, field.name, _pytree.tree_map(of_one, getattr(value, field.name)))
+        return made
+
+    return _pytree.tree_map(of_one, values)
 
 
 def _autocast_around(device):
@@ -45,6 +70,6 @@ class Calls:
         policy, is_root = self._tree.dtypes.policy, module is self._tree.module
         of_root = self._tree.choice.casts_root_inputs if is_root else None
         casts = policy.cast_forward_inputs if of_root is None else of_root
-        args, kwargs = inputs.cast((args, kwargs), policy.param_dtype if casts else None)
+        args, kwargs = cast((args, kwargs), policy.param_dtype if casts else None)
         with self._autocast if is_root else contextlib.nullcontext():
-            return inputs.cast(function(*args, **kwargs), policy.output_dtype)
+            return cast(function(*args, **kwargs), policy.output_dtype)

@@ -6,7 +6,7 @@ from .. import agreement, ranks
 from .._native import core
 from ..errors import StateError, UnsupportedError
 from .tensors import Placed, Whole, lent
-from .values import Value, drawn
+from .values import RANDOM, Value, drawn
 
 _aten = torch.ops.aten
 # Elements of the result depend on the same elements of the arguments alone, so every rank computes its own.
@@ -26,8 +26,7 @@ _REDUCTIONS |= {_aten.amax: _REDUCTIONS[_aten.max], _aten.amin: _REDUCTIONS[_ate
 _SPREADS = {_aten.std: lambda variance: variance.sqrt(), _aten.var: lambda variance: variance}
 # Random numbers of the whole, which rank 0 draws: functions of a tensor, and those that write one.
 _DRAWS = {_aten.randn_like: torch.Tensor.normal_, _aten.rand_like: torch.Tensor.uniform_}
-_RANDOM = ("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
-_FILLS = {getattr(_aten, name): name for name in _RANDOM}
+_FILLS = {getattr(_aten, name): name for name in RANDOM}
 _FOREACH = "_foreach_"
 _ONE_OF = {"maximum_": "clamp_min_", "minimum_": "clamp_max_"}  # of what _foreach has in place and tensors have not
 _NORMS = {_aten.linalg_vector_norm, _aten.norm}
@@ -157,8 +156,8 @@ class Gradient(Placed, torch.Tensor):
         return args[0].was_written()
 
     def _part_of(self, func, arg):
-        """An operator's argument, of this rank's elements alone. Collective where it is no parameter. Raises StateError:
-        it differs by rank."""
+        """An operator's argument, of this rank's elements alone. Collective where it is no parameter. Raises
+        StateError: it differs by rank."""
         if isinstance(arg, Gradient):
             return arg.own
         if not isinstance(arg, torch.Tensor) or arg.dim() == 0:

@@ -200,11 +200,10 @@ def _keep_states(optimizer):
     if not isinstance(optimizer.state, States):
         optimizer.state = States()
     root = registry.root_of(optimizer)
-    if root.binding.optimizer is optimizer:
-        client = root.engine().client_steps
-        found = {parameter: ParameterStates(names) for parameter, names in states.shown(optimizer, root.binding.has_begun, client).items()}
-        if found.keys() != optimizer.state.keys() or any(one.keys() != optimizer.state[parameter].keys() for parameter, one in found.items()):
-            optimizer.state.show({**found, **{parameter: ParameterStates(one) for parameter, one in kept.values(optimizer).items()}})
+    shown = states.shown(optimizer, root.binding.has_begun, root.engine().client_steps)
+    found = {parameter: ParameterStates(names) for parameter, names in shown.items()}
+    if found.keys() != optimizer.state.keys() or any(one.keys() != optimizer.state[parameter].keys() for parameter, one in found.items()):
+        optimizer.state.show({**found, **{parameter: ParameterStates(one) for parameter, one in kept.values(optimizer).items()}})
 
 
 def _zero_grad(optimizer, set_to_none=True):

@@ -25,7 +25,7 @@ class MixedPrecisionPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class Dtypes:
-    """What the modules of a tree compute in, and what its optimizer steps."""
+    """Dtypes in which the modules of a tree compute, and in which its optimizer steps."""
 
     policy: MixedPrecisionPolicy = MixedPrecisionPolicy()
     is_low: bool = False  # the optimizer steps weights in bf16 themselves

@@ -1,5 +1,5 @@
-"""What is remembered of a program's objects while they live: its wrapped modules, and optimizers of their parameters.
-Other modules of fsdp remember nothing beside these objects."""
+"""The memory of a program's objects while they live: its wrapped modules, and optimizers of their parameters. Other
+modules of fsdp remember nothing beside these objects."""
 import dataclasses
 import weakref
 
@@ -9,7 +9,7 @@ _attachments = weakref.WeakKeyDictionary()  # by optimizer
 
 @dataclasses.dataclass
 class Attachment:
-    """What is remembered of an optimizer."""
+    """A record of an optimizer."""
 
     root: object  # the Root of its sharded parameters
     shows_states: bool = False  # its `state` is an optimizers.States

@@ -8,8 +8,7 @@ from ..errors import StateError, UnsupportedError
 from . import policies
 from .binding import OptimizerBinding
 from .calls import Calls
-from .exact import ExactValues
-from .program_values import ProgramValues
+from .exact import ExactValues, ProgramValues
 from .tensors import refuse_hook, show
 from .totals import Totals
 from .tree import Tree, managed_parameters

@@ -9,7 +9,7 @@ from ..errors import StateError, UnsupportedError
 from ..parameters import numbered
 from ..patches import Patches, Wrapped
 from . import values
-from .values import Source, Value
+from .values import ReadWhole, Source, Value
 
 _RANDOM = ("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
 _DATA = torch.Tensor.data
@@ -41,8 +41,9 @@ class Placed:
 
     @property
     def placements(self):
-        """Rows over the last dim of the mesh: how a DTensor of it is made. What a rank has here are other elements."""
-        return self._fsdp_parameter().fsdp_root().tree.placements(self.dim())
+        """Rows over the last dim of the mesh, replicas over the others: how a DTensor of it is made. What a rank has
+        here are other elements."""
+        return (*[Replicate()] * (self.device_mesh.ndim - 1), Shard(0) if self.dim() else Replicate())
 
     def redistribute(self, device_mesh=None, placements=None, **_):
         """A DTensor, with `placements`. Collective."""
@@ -249,7 +250,7 @@ class ShardedParameter(Placed, torch.nn.Parameter):
         return self.copy_(values.drawn(fill, self))
 
 
-class ValuedParameter(ShardedParameter):
+class ValuedParameter(ReadWhole, ShardedParameter):
     """A ShardedParameter while what a program reads and writes is not what modules compute with: outside of them where
     they round, and after to_local(). The same object; ProgramValues.computing() makes it a ShardedParameter and back.
 
@@ -307,17 +308,6 @@ class ValuedParameter(ShardedParameter):
     def _fsdp_as_modules_see(self, function):
         with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
             return function(self)
-
-    def numpy(self, **options):
-        """The array of a copy. Collective."""
-        return torch.Tensor.numpy(self.full_tensor(), **options)
-
-    def tolist(self):
-        """See torch's. Collective."""
-        return self.full_tensor().tolist()
-
-    def __array__(self, *args, **kwargs):
-        return self.full_tensor().__array__(*args, **kwargs)
 
     def __repr__(self, **_):
         return f"Parameter(shape={list(self.shape)}, dtype={self.dtype}, requires_grad={self.requires_grad})"
@@ -425,11 +415,6 @@ def as_shown(state):
         elif type(value) is torch.Tensor and core.is_managed(value):
             state[name] = value.as_subclass(Whole)
     return state
-
-
-def placements_of(dim, mesh):
-    """Rows over the last dim of the mesh, replicas over the others."""
-    return (*[Replicate()] * (mesh.ndim - 1), Shard(0) if dim else Replicate())
 
 
 def show(parameter, root):

@@ -5,7 +5,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from .. import ranks
 from ..errors import StateError
 from .policies import Dtypes
-from .tensors import placements_of
 
 
 def managed_parameters(module):
@@ -79,7 +78,3 @@ class Tree:
     def _device_type(self):
         found = next((one.device.type for one in self.module.parameters() if not one.is_meta), None)
         return found or (torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu")
-
-    def placements(self, dim):
-        """Those of a parameter of `dim` dims, as PyTorch's has them."""
-        return placements_of(dim, self.mesh())

@@ -13,7 +13,8 @@ _aten = torch.ops.aten
 _FACTORIES = {getattr(_aten, name) for name in "zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full new_empty "
               "new_empty_strided".split()}
 _ALIASES = {_aten.detach, _aten.alias, _aten.lift_fresh}
-_FILLS = {getattr(_aten, name) for name in ("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")}
+RANDOM = ("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
+_FILLS = {getattr(_aten, name) for name in RANDOM}
 _OVERWRITES = {_aten.copy_, _aten.fill_, _aten.zero_}  # what was there is not read
 _written = {}  # by Source: the whole that an operator has written; given to the Source after the program's call
 
@@ -84,7 +85,24 @@ class Source:
         return hash(self.key())
 
 
-class Value(torch.Tensor):
+class ReadWhole:
+    """Conversions of a tensor that has full_tensor()."""
+
+    __slots__ = ()
+
+    def numpy(self, **options):
+        """The array of a copy. Collective."""
+        return self.full_tensor().numpy(**options)
+
+    def tolist(self):
+        """See torch's. Collective."""
+        return self.full_tensor().tolist()
+
+    def __array__(self, *args, **kwargs):
+        return self.full_tensor().__array__(*args, **kwargs)
+
+
+class Value(ReadWhole, torch.Tensor):
     """The tensor of a Source, or a view of it. Operators read and write it whole. Collective where they do."""
 
     @staticmethod
@@ -138,17 +156,6 @@ class Value(torch.Tensor):
         """A copy, plain. Collective."""
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
             return self.read().clone()
-
-    def numpy(self, **options):
-        """The array of a copy. Collective."""
-        return self.full_tensor().numpy(**options)
-
-    def tolist(self):
-        """See torch's. Collective."""
-        return self.full_tensor().tolist()
-
-    def __array__(self, *args, **kwargs):
-        return self.full_tensor().__array__(*args, **kwargs)
 
     def __repr__(self, **_):
         return f"Value(shape={list(self.shape)}, dtype={self.dtype})"

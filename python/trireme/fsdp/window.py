@@ -10,13 +10,11 @@ class Window:
     def __init__(self, tree):
         self._tree = tree
         self.number = 0  # of windows that have ended
-        self._reduced = None  # the engine's count of gradients when they were reduced last
-        self._gradients = {}  # Gradient by parameter
+        # gradients of backward passes that are reduced; Gradient by parameter
+        self._reduced, self._gradients = None, {}
         self._standing = set()  # parameters whose gradient of the last step the program has not dropped
         self._dropped = set()  # and those of this window that it has
         self._wants_sync, self._wants_all_reduce, self._defers = True, True, False
-
-    # --- when backward passes reduce ---------------------------------------------------------------------------------
 
     def set_sync(self, is_on):
         """Whether backward passes reduce gradients."""
@@ -40,7 +38,7 @@ class Window:
             self._tree.engine.core.defer_reductions(self._defers)
 
     def _count(self):
-        """Of gradients that backward passes have given."""
+        """The number of gradients that backward passes have given."""
         return self._tree.engine.core.gradient_count if self._tree.is_sharded else 0
 
     def reduce(self):
@@ -49,8 +47,6 @@ class Window:
         if count != self._reduced:
             self._tree.engine.core.reduce_gradients()
             self._reduced = count
-
-    # --- parameter.grad ----------------------------------------------------------------------------------------------
 
     def gradient_of(self, parameter):
         """parameter.grad. Collective where this rank's backward passes gave none."""
@@ -110,8 +106,6 @@ class Window:
         self._dropped.add(parameter)
         if all(p in self._dropped for p in self._tree.trained() if self.gradient_of(p) is not None):
             self.zero_grad()
-
-    # --- its end -----------------------------------------------------------------------------------------------------
 
     def zero_grad(self):
         """Drops all gradients. Collective where there are some."""
