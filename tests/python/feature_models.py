@@ -2,10 +2,8 @@
 pipeline."""
 import functools
 
-import tensor_programs
 import torch
-import transformers
-from zoo import models as zoo_models
+from zoo import hugging_face, models as zoo_models
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -135,13 +133,6 @@ _STACKS = {
 }
 
 
-def roberta():
-    """Which makes its positions itself, from those that are no padding."""
-    return transformers.RobertaForMaskedLM(transformers.RobertaConfig(
-        hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS, intermediate_size=48, vocab_size=zoo_models.VOCABULARY, pad_token_id=PADDING,
-        max_position_embeddings=LENGTH + 2, hidden_dropout_prob=0, attention_probs_dropout_prob=0))
-
-
 def frozen_llama():
     """Its words and its first layer do not learn."""
     model = zoo_models.llama()
@@ -150,8 +141,9 @@ def frozen_llama():
     return model
 
 
-FROM_HUB = {"llama": zoo_models.llama, "llama, tied": zoo_models.PROGRAMS["llama, tied"].build, "llama, frozen": frozen_llama, "gpt2": zoo_models.gpt2, "bert": zoo_models.bert,
-            "roberta": roberta, "t5": zoo_models.t5, "lora": lambda: tensor_programs._adapted(zoo_models.llama())}  # pylint: disable=protected-access
+FROM_HUB = {**{name: zoo_models.PROGRAMS[name].build for name in ("llama", "llama, tied", "gpt2", "bert", "t5")}, "llama, frozen": frozen_llama,
+            "roberta": functools.partial(hugging_face.model, "RobertaForMaskedLM", pad_token_id=PADDING, max_position_embeddings=LENGTH + 2),
+            "lora": lambda: hugging_face.adapted(zoo_models.llama())}
 OWN = tuple(_STACKS)
 MODELS = (*OWN, *FROM_HUB)
 # Rounding chooses the way through experts.

@@ -1,33 +1,20 @@
 """Models of Hugging Face, each trained on whole samples by plain PyTorch and on parts of them by engines; every rank
 does both."""
 import copy
+import functools
 
 import torch
-import transformers
 import trireme
-from zoo import models as zoo_models
+from zoo import hugging_face
 
-STEPS, LENGTH = 10, 22
-
-
-def qwen2():
-    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
-        vocab_size=zoo_models.VOCABULARY, use_cache=False))
-
-
-def phi3():
-    return transformers.Phi3ForCausalLM(transformers.Phi3Config(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, pad_token_id=0,
-        vocab_size=zoo_models.VOCABULARY, use_cache=False, resid_pdrop=0, embd_pdrop=0, attention_dropout=0))
-
-
-MODELS = {"llama": zoo_models.llama, "gpt2": zoo_models.gpt2, "qwen2": qwen2, "phi3": phi3, "bert": zoo_models.bert}
+STEPS, LENGTH, VOCABULARY = 10, 22, hugging_face.SIZES["vocab_size"]
+llama, gpt2, qwen2, phi3 = (functools.partial(hugging_face.model, name, use_cache=False) for name in ("llama", "gpt2", "qwen2", "phi3"))
+MODELS = {"llama": llama, "gpt2": gpt2, "qwen2": qwen2, "phi3": phi3, "bert": functools.partial(hugging_face.model, "BertForMaskedLM")}
 
 
 def batch(name, step, padded):
     """Two samples for a model; where `padded` the second ends early."""
-    ids = torch.randint(3, zoo_models.VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(step))
+    ids = torch.randint(3, VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(step))
     labels = ids.clone()
     labels[0, :LENGTH // 2 - 1] = -100
     mask = torch.ones_like(ids)

@@ -10,19 +10,17 @@ rank does both.
 import functools
 import sys
 
-import peft
 import torch
 import torch.distributed as dist
 import transformers
 import trireme
+from zoo import hugging_face
+from zoo.hugging_face import adapted, checkpointed
 
 STEPS, SAMPLES, LENGTH, VOCABULARY, HIDDEN, CLIPPING = 10, 4, 14, 66, 32, 0.5
 ADAMW = {"lr": 3e-3, "betas": (0.9, 0.99), "eps": 1e-4, "weight_decay": 0.1}
 # Rounding noise would be most of a gradient that is zero by mathematics, as those of the biases of keys are.
 SMALLEST = 1e-4
-_GROUPED = dict(hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=50, vocab_size=VOCABULARY,
-                pad_token_id=0, use_cache=False)
-_NO_DROPOUT = dict(hidden_dropout=0, attention_dropout=0)
 
 
 class Attention(torch.nn.Module):
@@ -71,63 +69,41 @@ class Own(torch.nn.Module):
         return transformers.modeling_outputs.CausalLMOutput(loss=loss)
 
 
-def _adapted(model, **more):
-    """With LoRA on some of its layers, beside which the others are frozen."""
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, task_type="CAUSAL_LM", **more))
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name or "lora_embedding_A" in name:
-            torch.nn.init.normal_(parameter, std=0.1)
-    return adapted
-
-
-def _recomputed(model):
-    model.gradient_checkpointing_enable()
-    return model
-
+model = functools.partial(hugging_face.model, vocab_size=VOCABULARY)
+decoder = functools.partial(model, use_cache=False)
+llama = functools.partial(decoder, "llama", intermediate_size=50, pad_token_id=0)
+llama_with_biases = functools.partial(llama, attention_bias=True, mlp_bias=True, tie_word_embeddings=True)
+gpt2 = functools.partial(decoder, "gpt2")
+qwen2 = functools.partial(decoder, "qwen2", intermediate_size=50, pad_token_id=0)
+wide = functools.partial(llama, hidden_size=2560, num_hidden_layers=1, head_dim=8)
 
 FAMILIES = {
-    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**_GROUPED)),
-    "llama_with_biases": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**_GROUPED, attention_bias=True, mlp_bias=True,
-                                                                                        tie_word_embeddings=True)),
-    "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        n_embd=HIDDEN, n_layer=2, n_head=4, vocab_size=VOCABULARY, n_positions=32, use_cache=False, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)),
-    "gpt_neox": lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(
-        hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=VOCABULARY, max_position_embeddings=32,
-        use_cache=False, **_NO_DROPOUT)),
-    "opt": lambda: transformers.OPTForCausalLM(transformers.OPTConfig(
-        hidden_size=HIDDEN, word_embed_proj_dim=HIDDEN, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48, vocab_size=VOCABULARY,
-        max_position_embeddings=32, use_cache=False, dropout=0, attention_dropout=0)),
-    "phi3": lambda: transformers.Phi3ForCausalLM(transformers.Phi3Config(**{**_GROUPED, "intermediate_size": 48}, resid_pdrop=0, embd_pdrop=0,
-                                                                         attention_dropout=0)),
-    "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**_GROUPED, tie_word_embeddings=True)),
-    "gemma": lambda: transformers.GemmaForCausalLM(transformers.GemmaConfig(**{**_GROUPED, "num_key_value_heads": 1}, head_dim=8)),
-    "falcon": lambda: transformers.FalconForCausalLM(transformers.FalconConfig(
-        hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=8, num_kv_heads=4, new_decoder_architecture=True, vocab_size=VOCABULARY,
-        use_cache=False, **_NO_DROPOUT)),
-    "falcon_with_two_keys": lambda: transformers.FalconForCausalLM(transformers.FalconConfig(
-        hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=8, num_kv_heads=2, new_decoder_architecture=True, vocab_size=VOCABULARY,
-        use_cache=False, **_NO_DROPOUT)),
-    "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig(
-        hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=VOCABULARY, hidden_dropout_prob=0,
-        attention_probs_dropout_prob=0)),
-    "t5": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(
-        d_model=HIDDEN, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=VOCABULARY, dropout_rate=0, use_cache=False, decoder_start_token_id=0)),
-    "bloom": lambda: transformers.BloomForCausalLM(transformers.BloomConfig(
-        hidden_size=HIDDEN, n_layer=2, n_head=4, vocab_size=VOCABULARY, use_cache=False, **_NO_DROPOUT)),
-    # Sums of its layers are large enough to be exchanged by pieces.
-    "wide": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**_GROUPED, "hidden_size": 2560, "num_hidden_layers": 1}, head_dim=8)),
+    "llama": llama,
+    "llama_with_biases": llama_with_biases,
+    "gpt2": gpt2,
+    "gpt_neox": functools.partial(decoder, "gpt_neox", max_position_embeddings=32),
+    "opt": functools.partial(decoder, "opt", max_position_embeddings=32),
+    "phi3": functools.partial(decoder, "phi3"),
+    "qwen2": functools.partial(qwen2, tie_word_embeddings=True),
+    "gemma": functools.partial(decoder, "gemma", intermediate_size=50, pad_token_id=0),
+    "falcon": functools.partial(decoder, "falcon"),
+    "falcon_with_two_keys": functools.partial(decoder, "falcon", num_kv_heads=2),
+    "bert": functools.partial(model, "BertForMaskedLM"),
+    "t5": functools.partial(decoder, "T5ForConditionalGeneration"),
+    "bloom": functools.partial(decoder, "bloom"),
+    "wide": wide,  # sums of its layers are large enough to be exchanged by pieces
     # Programs' uses of them.
-    "eager_attention": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**_GROUPED, attn_implementation="eager")),
-    "recomputed": lambda: _recomputed(FAMILIES["llama_with_biases"]()),
-    "wide_recomputed": lambda: _recomputed(FAMILIES["wide"]()),
-    "wide_adapted": lambda: _adapted(FAMILIES["wide"]()),
-    "accumulated": lambda: FAMILIES["gpt2"](),
-    "adapted": lambda: _adapted(FAMILIES["llama"]()),
-    "adapted_gpt2": lambda: _adapted(FAMILIES["gpt2"]()),
-    "adapted_by_dora": lambda: _adapted(FAMILIES["llama_with_biases"](), use_dora=True, modules_to_save=["norm"], target_modules=[
+    "eager_attention": functools.partial(qwen2, attn_implementation="eager"),
+    "recomputed": lambda: checkpointed(llama_with_biases()),
+    "wide_recomputed": lambda: checkpointed(wide()),
+    "wide_adapted": lambda: adapted(wide()),
+    "accumulated": gpt2,
+    "adapted": lambda: adapted(llama()),
+    "adapted_gpt2": lambda: adapted(gpt2()),
+    "adapted_by_dora": lambda: adapted(llama_with_biases(), use_dora=True, modules_to_save=["norm"], target_modules=[
         "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
-    "adapted_vocabulary": lambda: _adapted(FAMILIES["llama"](), modules_to_save=["lm_head"], target_modules=["embed_tokens", "q_proj", "k_proj", "o_proj"]),
-    "under_init": lambda: FAMILIES["llama"](),
+    "adapted_vocabulary": lambda: adapted(llama(), modules_to_save=["lm_head"], target_modules=["embed_tokens", "q_proj", "k_proj", "o_proj"]),
+    "under_init": llama,
     "own": Own,
 }
 # Options of the configuration beside those of config().

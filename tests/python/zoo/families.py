@@ -3,16 +3,15 @@ import functools
 
 import peft
 import torch
-import transformers
 from torch import nn
 from torch.nn import functional as F
 import trireme
 
 from tensor_compare import compare, configuration, seeded
 import zoo
+from zoo import hugging_face
+from zoo.hugging_face import adapted as lora, checkpointed
 from zoo.parts import HIDDEN, LENGTH, VOCABULARY, tokens
-
-NO_DROPOUT = dict(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
 
 
 def of_labels(call, _, ids):
@@ -20,16 +19,15 @@ def of_labels(call, _, ids):
 
 
 PROGRAMS = zoo.Collection("families", tokens, of_labels)
+model = functools.partial(hugging_face.model, vocab_size=VOCABULARY, pad_token_id=0)
 
 
 def llama(**more):
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**dict(
-        hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=50, vocab_size=VOCABULARY, pad_token_id=0), **more}))
+    return model("llama", intermediate_size=50, **more)
 
 
 def gpt2(**more):
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**dict(
-        n_embd=HIDDEN, n_layer=2, n_head=4, vocab_size=VOCABULARY, n_positions=32, pad_token_id=0, eos_token_id=1, bos_token_id=1, **NO_DROPOUT), **more}))
+    return model("gpt2", eos_token_id=1, bos_token_id=1, **more)
 
 
 def hf(name, make, loss_of=of_labels, **options):
@@ -70,39 +68,20 @@ def _cached(call, ids):
 hf("padded", llama, lambda call, _, ids: call(input_ids=ids, attention_mask=(torch.arange(LENGTH) >= torch.tensor([0, 2, 5])[:, None]).long(),
                                               labels=ids.masked_fill(torch.arange(LENGTH) < torch.tensor([0, 2, 5])[:, None], -100)).loss)
 hf("embeds", llama, lambda call, module, ids: call(inputs_embeds=module.get_input_embeddings()(ids) * 1.5, labels=ids).loss)
-hf("sequence_classification", lambda: transformers.LlamaForSequenceClassification(llama(num_labels=3).config), lambda call, _, ids: call(input_ids=ids, labels=ids[:, 0] % 3).loss)
+hf("sequence_classification", lambda: model("LlamaForSequenceClassification", intermediate_size=50, num_labels=3), lambda call, _, ids: call(input_ids=ids, labels=ids[:, 0] % 3).loss)
 def _question():
     """A model whose last bias adds to all places alike: its gradient is 0 but for rounding."""
-    model = transformers.BertForQuestionAnswering(_bert())
-    model.qa_outputs.bias.requires_grad_(False)
-    return model
+    bert = model("BertForQuestionAnswering")
+    bert.qa_outputs.bias.requires_grad_(False)
+    return bert
 
 
 hf("question", _question, lambda call, _, ids: call(input_ids=ids, start_positions=ids[:, 0] % 5, end_positions=ids[:, 1] % 5).loss)
-hf("token_classification", lambda: transformers.BertForTokenClassification(_bert()), lambda call, _, ids: call(input_ids=ids, labels=ids % 2).loss)
+hf("token_classification", lambda: model("BertForTokenClassification"), lambda call, _, ids: call(input_ids=ids, labels=ids % 2).loss)
 
 
-def _bert():
-    return transformers.BertConfig(hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=VOCABULARY, hidden_dropout_prob=0,
-                                   attention_probs_dropout_prob=0)
-
-
-hf("gradient_checkpointing", lambda: _checkpointing(llama()))
-hf("gradient_checkpointing_reentrant", lambda: _checkpointing(llama(), use_reentrant=True))
-
-
-def _checkpointing(model, use_reentrant=False):
-    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
-    model.train()
-    return model
-
-
-def lora(model, **more):
-    adapted = peft.get_peft_model(model, peft.LoraConfig(**{**dict(r=4, task_type="CAUSAL_LM"), **more}))
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:
-            nn.init.normal_(parameter, std=0.1)
-    return adapted
+hf("gradient_checkpointing", lambda: checkpointed(llama()))
+hf("gradient_checkpointing_reentrant", lambda: checkpointed(llama(), reentrant=True))
 
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -176,34 +155,26 @@ def _generating(make, **how):
 for _name, _how in (("greedy", dict(do_sample=False)), ("without_cache", dict(do_sample=False, use_cache=False)), ("beams", dict(num_beams=3)), ("sampled", dict(do_sample=True, top_k=5)),
                     ("top_p", dict(do_sample=True, top_p=0.8, temperature=0.7)), ("penalised", dict(do_sample=False, repetition_penalty=1.3, no_repeat_ngram_size=2))):
     PROGRAMS.own(_generating(llama, **_how), f"hf_generate_{_name}")
-PROGRAMS.own(lambda tensor, stage: _generating(_t5, do_sample=False)(tensor, stage), "hf_generate_t5")
 
 
-def _t5():
-    return transformers.T5ForConditionalGeneration(transformers.T5Config(d_model=HIDDEN, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=VOCABULARY,
-                                                                         dropout_rate=0, decoder_start_token_id=0))
-
-
+_t5 = functools.partial(model, "T5ForConditionalGeneration")
+PROGRAMS.own(_generating(_t5, do_sample=False), "hf_generate_t5")
 hf("t5", _t5)
-hf("t5_odd_heads", lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(
-    d_model=HIDDEN, d_kv=8, d_ff=48, num_layers=2, num_heads=3, vocab_size=VOCABULARY, dropout_rate=0, decoder_start_token_id=0)))
+hf("t5_odd_heads", lambda: _t5(num_heads=3))
 
 
-def _configured(name, **more):
-    config = transformers.AutoConfig.for_model(name, **more)
-    return transformers.AutoModelForCausalLM.from_config(config)
-
-
-_COMMON = dict(hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=VOCABULARY, pad_token_id=0)
-for _name, _more in (("mistral", dict(num_key_value_heads=2, sliding_window=4)), ("qwen3", dict(num_key_value_heads=2, head_dim=8)), ("gemma2", dict(num_key_value_heads=2, head_dim=8)),
-                     ("olmo2", dict(num_key_value_heads=4)), ("phi", {}), ("stablelm", dict(num_key_value_heads=2)), ("starcoder2", dict(num_key_value_heads=2)),
-                     ("mixtral", dict(num_key_value_heads=2, num_local_experts=4)), ("qwen2_moe", dict(num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24,
-                                                                                                     shared_expert_intermediate_size=24)), ("granite", dict(num_key_value_heads=2)), ("cohere", dict(num_key_value_heads=2)), ("smollm3", dict(num_key_value_heads=2)),
-                     ("glm4", dict(num_key_value_heads=2, head_dim=8)), ("gpt_oss", dict(num_key_value_heads=2, head_dim=8, num_local_experts=4, num_experts_per_tok=2)), ("codegen", dict(n_embd=HIDDEN, n_layer=2, n_head=4, n_positions=32, rotary_dim=4)),
-                     ("gptj", dict(n_embd=HIDDEN, n_layer=2, n_head=4, n_positions=32, rotary_dim=4)), ("mpt", dict(d_model=HIDDEN, n_layers=2, n_heads=4)), ("gpt_bigcode", dict(n_embd=HIDDEN, n_layer=2, n_head=4, n_positions=32)),
-                     ("mamba", dict(state_size=4)), ("llama4_text", dict(num_key_value_heads=2, head_dim=8, num_local_experts=2, intermediate_size_mlp=48)), ("deepseek_v3", dict(n_routed_experts=4, num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=8, n_group=1, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=24)),
-                     ("roberta", dict(is_decoder=True)), ("biogpt", {}), ("xglm", dict(d_model=HIDDEN, num_layers=2, attention_heads=4, ffn_dim=48, dropout=0.0, activation_dropout=0.0))):
-    hf(f"model_{_name}", functools.partial(_configured, _name, **{**_COMMON, **_more, **{key: 0.0 for key in ("attention_dropout", "resid_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop", "embd_pdrop", "attn_pdrop", "residual_dropout", "embedding_dropout")}}))
+_GROUPED = dict(num_key_value_heads=2)
+_OF_EIGHT = dict(num_key_value_heads=2, head_dim=8)
+for _name, _more in {
+        "mistral": dict(num_key_value_heads=2, sliding_window=4), "qwen3": _OF_EIGHT, "gemma2": _OF_EIGHT, "olmo2": dict(num_key_value_heads=4), "phi": {},
+        "stablelm": _GROUPED, "starcoder2": _GROUPED, "mixtral": {}, "granite": _GROUPED, "cohere": _GROUPED, "smollm3": _GROUPED, "glm4": _OF_EIGHT,
+        "qwen2_moe": dict(num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=24),
+        "gpt_oss": dict(_OF_EIGHT, num_local_experts=4, num_experts_per_tok=2), "codegen": dict(n_positions=32, rotary_dim=4), "mamba": dict(state_size=4),
+        "gptj": dict(n_positions=32, rotary_dim=4), "mpt": {}, "gpt_bigcode": dict(n_positions=32), "roberta": dict(is_decoder=True), "biogpt": {}, "xglm": {},
+        "llama4_text": dict(_OF_EIGHT, num_local_experts=2, intermediate_size_mlp=48),
+        "deepseek_v3": dict(n_routed_experts=4, num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=8,
+                            n_group=1, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=24)}.items():
+    hf(f"model_{_name}", functools.partial(model, _name, **_more))
 
 
 @PROGRAMS.own

@@ -1,12 +1,15 @@
 """Models of Hugging Face and ways to write PyTorch programs, with batches of 4."""
+import functools
+
+import peft
 import torch
-import transformers
 import zoo
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from zoo import hugging_face
 
-BATCH, SEQUENCE, VOCABULARY = 4, 12, 64
+BATCH, SEQUENCE, VOCABULARY = 4, 12, hugging_face.SIZES["vocab_size"]
 
 
 def tokens(step, length=SEQUENCE + 1):
@@ -27,70 +30,31 @@ def causal_loss(call, _, ids):
     return functional.cross_entropy(logits.reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1))
 
 
-def llama_config(**more):
-    return transformers.LlamaConfig(**{**dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                                              intermediate_size=48, vocab_size=VOCABULARY, use_cache=False), **more})
-
-
-def llama(**more):
-    return transformers.LlamaForCausalLM(llama_config(**more))
-
-
-def gpt2():
-    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=VOCABULARY, n_positions=32, use_cache=False,
-                                     resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
-    return transformers.GPT2LMHeadModel(config)
-
-
-def t5():
-    return transformers.T5ForConditionalGeneration(transformers.T5Config(
-        d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=VOCABULARY, dropout_rate=0, use_cache=False,
-        decoder_start_token_id=0))
-
-
 def t5_loss(call, _, ids, labels):
     return call(input_ids=ids, labels=labels).loss
-
-
-def bert():
-    return transformers.BertForMaskedLM(transformers.BertConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=VOCABULARY,
-        hidden_dropout_prob=0, attention_probs_dropout_prob=0))
 
 
 def masked_loss(call, _, ids):
     return call(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss
 
 
-def mixtral():
-    return transformers.MixtralForCausalLM(transformers.MixtralConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
-        vocab_size=VOCABULARY, num_local_experts=4, num_experts_per_tok=2, use_cache=False))
-
-
-def vit():
-    return transformers.ViTForImageClassification(transformers.ViTConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=16, patch_size=4,
-        num_labels=5, hidden_dropout_prob=0, attention_probs_dropout_prob=0))
-
-
 def image_loss(call, _, pixels, labels):
     return call(pixel_values=pixels, labels=labels).loss
 
 
+llama, gpt2, mixtral, t5 = (functools.partial(hugging_face.model, kind, use_cache=False)
+                            for kind in ("llama", "gpt2", "mixtral", "T5ForConditionalGeneration"))
+bert, vit = (functools.partial(hugging_face.model, kind) for kind in ("BertForMaskedLM", "ViTForImageClassification"))
+
+
 def lora():
-    import peft  # pylint: disable=import-outside-toplevel
     return peft.get_peft_model(llama(), peft.LoraConfig(r=4, lora_dropout=0.0, target_modules=["q_proj", "v_proj", "down_proj"]))
 
 
-def checkpointed(reentrant):
-    def build():
-        model = llama()
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        if reentrant:
-            model.enable_input_require_grads()
-        return model.train()
-    return build
+def checkpointed_by_reentrance():
+    model = hugging_face.checkpointed(llama(), reentrant=True)
+    model.enable_input_require_grads()
+    return model
 
 
 class Blocks(nn.Module):
@@ -172,8 +136,8 @@ PROGRAMS.add("bert", bert, masked_loss)
 PROGRAMS.add("mixtral", mixtral)
 PROGRAMS.add("vit", vit, image_loss, images)
 PROGRAMS.add("lora", lora)
-PROGRAMS.add("checkpoint, reentrant", checkpointed(True))
-PROGRAMS.add("checkpoint", checkpointed(False))
+PROGRAMS.add("checkpoint, reentrant", checkpointed_by_reentrance)
+PROGRAMS.add("checkpoint", lambda: hugging_face.checkpointed(llama()))
 PROGRAMS.add("blocks", Blocks, blocks_loss)
 PROGRAMS.add("blocks, checkpoint, reentrant", lambda: Blocks(reentrant=True), blocks_loss)
 PROGRAMS.add("blocks, compiled", lambda: Blocks(compiled=True), blocks_loss)
