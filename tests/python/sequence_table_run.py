@@ -1,4 +1,4 @@
-"""Runs the programs of sequence_table/ on parts of sequences and, in the same processes, on whole sequences by plain
+"""Runs the programs of zoo/sequence/ on parts of sequences and, in the same processes, on whole sequences by plain
 PyTorch.
 
     python sequence_table_run.py [--ranks 2] [--groups 1] [--attention ulysses] [--only PATTERN] [--theme NAME]
@@ -33,7 +33,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch  # pylint: disable=wrong-import-position
 import trireme  # pylint: disable=wrong-import-position
-from sequence_table import DOCUMENTED, ROWS, SAMPLE  # pylint: disable=wrong-import-position
+from zoo.sequence import DOCUMENTED, ROWS, SAMPLE, uncut  # pylint: disable=wrong-import-position
 from trireme import errors  # pylint: disable=wrong-import-position
 
 RATE, STEPS = 0.1, 2
@@ -72,20 +72,15 @@ class _Plain:
     def __init__(self, row, model, place):
         self.row, self.model, self.optimizer, self.place = row, model, _optimizer(model), place
 
-    def cut(self, input_ids, labels=None, position_ids=None, attention_mask=None, dim=1, **others):
-        del dim
-        named = {"input_ids": input_ids, "labels": labels, "position_ids": position_ids, "attention_mask": attention_mask}
-        return {**{name: value for name, value in named.items() if value is not None}, **others}
-
     def run(self, number):
         """(loss, numbers) of this rank's group, and the loss to go backward from, which is the mean over groups."""
         losses = []
         for group in range(self.place.groups):
             if group != self.place.index:
                 kept = _state(self.model)
-                losses.append(_numbers(self.row.step(self.model, self.cut, number * self.place.groups + group))[0])
+                losses.append(_numbers(self.row.step(self.model, uncut, number * self.place.groups + group))[0])
                 _restore(kept)
-        own, more = _numbers(self.row.step(self.model, self.cut, number * self.place.groups + self.place.index))
+        own, more = _numbers(self.row.step(self.model, uncut, number * self.place.groups + self.place.index))
         return own, more, (own + sum(losses)) / self.place.groups if losses else own
 
     def backward(self, loss):
@@ -319,7 +314,7 @@ def matches(row, setting, kind):
 def run_rows(rows, setting):
     """Yields (row, outcome) of each."""
     torch.optim.SGD([torch.zeros(1)])  # imports much, here once and not in each forked rank
-    if any(row.theme in ("families", "stock_models") for row in rows):
+    if any(row.theme in ("known_models", "stock_models") for row in rows):
         import transformers  # pylint: disable=import-outside-toplevel,unused-import
     launched = None
     for at, row in enumerate(rows):
@@ -347,7 +342,7 @@ def _sampled(rows, setting):
     """Rows of the quick test: in a ring each second of themes whose attention differs, on four ranks each sixth."""
     rows = [row for row in rows if row.name in SAMPLE]
     if setting.attention == "ring":
-        rows = [row for row in rows if row.theme in ("attention", "attention_variants", "masks", "batches", "families", "stock_models")][::2]
+        rows = [row for row in rows if row.theme in ("attention", "attention_variants", "masks", "batches", "known_models", "stock_models")][::2]
     return rows if setting.ranks == 2 else rows[::6]
 
 

@@ -1,4 +1,4 @@
-"""All programs of sequence_table/: two and four ranks, Ulysses and ring."""
+"""All programs of zoo/sequence/: two and four ranks, Ulysses and ring."""
 from harness import main
 from sequence_table_test import Table
 

@@ -1,5 +1,5 @@
 """Programs that mix tokens in every way train as whole sequences do, or are refused by name: a sample of
-sequence_table/."""
+zoo/sequence/."""
 import json
 import pathlib
 
@@ -34,11 +34,11 @@ class Sample(Table):
 
 class Names(Table):
     def test_the_sample_has_rows_of_every_theme_and_no_name_that_is_none(self):
-        import sequence_table  # pylint: disable=import-outside-toplevel  # imports torch
-        rows = {row.name: row.theme for row in sequence_table.ROWS}
-        self.assertEqual(sequence_table.SAMPLE - set(rows), set())
-        self.assertEqual({rows[name] for name in sequence_table.SAMPLE}, {theme.__name__.rpartition(".")[2] for theme in sequence_table.THEMES})
-        self.assertGreaterEqual(sum(row.on_four for row in sequence_table.ROWS) * 3, len(rows))
+        from zoo import sequence  # pylint: disable=import-outside-toplevel  # imports torch
+        rows = {row.name: row.theme for row in sequence.ROWS}
+        self.assertEqual(sequence.SAMPLE - set(rows), set())
+        self.assertEqual({rows[name] for name in sequence.SAMPLE}, {theme.__name__.rpartition(".")[2] for theme in sequence.THEMES})
+        self.assertGreaterEqual(sum(row.on_four for row in sequence.ROWS) * 3, len(rows))
 
 
 if __name__ == "__main__":

@@ -55,6 +55,14 @@ REFUSED = {
         "hf_model_deepseek_v3": _EXPERTS,
         "hf_model_mamba": _NO_ROW,
     },
+    # Models of Hugging Face, alone.
+    "sequence": {
+        **{f"{name}{cache}": _EXPERTS for name in ("Mixtral", "Mixtral with eager experts", "Mixtral with its routers' loss", "Qwen3 with experts")
+           for cache in ("", ", use_cache=False")},
+        **{f"{name}{cache}": _NO_ROW for name in ("Mamba", "RWKV") for cache in ("", ", use_cache=False")},
+        "DistilBERT": _NO_ROW, "ALBERT": _NO_ROW, "ModernBERT": _NO_ROW, "DeBERTa": "do not know how to cut a model of type deberta-v2",
+        "Llama evaluated without gradients": "expected a loss with a graph",
+    },
 }
 # Programs that are refused only where ranks have some tokens each between layers.
 REFUSED_BY_TOKENS = {
@@ -63,6 +71,7 @@ REFUSED_BY_TOKENS = {
     "operators": {"mlp_gathered_tokens": "writes across slices", "mlp_gathered_tokens_ruled": "writes across slices"},
     "loops": {},
     "families": {"hf_adalora": "writes across slices"},
+    "sequence": {},
 }
 # Programs that are neither right nor refused by name yet: values of parameters that outlive the engine, sparse
 # gradients, embeddings that change their size.
@@ -71,6 +80,7 @@ OPEN = {
     "operators": {"lm_embedding_sparse"},
     "loops": {"checkpoint_consolidated", "gathered_parameters", "checkpoint_torch_save"},
     "families": {"hf_resized_after"},
+    "sequence": set(),
 }
 # Programs that four ranks that share layers refuse: fewer heads or tokens than ranks, a write into rows of which a
 # rank has none, three channels, two features.
@@ -111,6 +121,9 @@ for _collection in _COLLECTIONS:
             setattr(Users, f"test_{_collection}_{_first}_{_ranks}_{_tensor}", _of(_collection, _names, _ranks, _tensor))
         setattr(Users, f"test_{_collection}_{_first}_by_tokens", _of(_collection, _names, 2, 2, REFUSED_BY_TOKENS[_collection], section=_BY_TOKENS))
     setattr(Users, f"test_{_collection}_refused", _refused(_collection))
+
+Users.test_sequence_known_models_2_2 = _of("sequence", [_name for _name, _program in zoo.programs("sequence", "known_models").items() if not _program.unavailable], 2, 2)
+Users.test_sequence_refused = _refused("sequence")
 
 
 if __name__ == "__main__":

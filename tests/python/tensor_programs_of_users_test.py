@@ -5,7 +5,7 @@ import pathlib
 
 from harness import Case, RankServer, main
 
-RankServer.imports = ("torch._dynamo", "transformers")
+RankServer.imports = ("torch._dynamo", "transformers", "zoo.sequence")
 
 HERE = pathlib.Path(__file__).parent
 LARGEST = 2e-5
@@ -61,6 +61,9 @@ class Quick(Programs):
     def test_losses_and_loops_of_users(self):
         self.assert_right(2, 2, 1, "loops", ["loss_with_z", "loss_by_log_softmax_tied", "loop_shared_parameter", "loop_checkpointed_reentrant",
                                                           "penalty_orthogonal_rows", "edit_rows_of_head", "checkpoint_other_degree"])
+
+    def test_rows_of_the_table_of_sequences(self):
+        self.assert_right(2, 2, 3, "sequence", ["Llama with padding", "GPT-2 with padding", "BERT with padding", "BART with padding", "Llama with LoRA"])
 
     def test_what_is_not_known_to_be_right_is_refused_by_name(self):
         self.assert_refused(2, 2, 0, "layers", {"mlp_LinearFunction": "write it by torch's operators", "mlp_Put": "writes across slices"})

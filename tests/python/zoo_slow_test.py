@@ -4,13 +4,18 @@ from harness import Case, RankServer, main
 RankServer.imports = ("torch._dynamo", "transformers")
 
 
+# Programs of evaluation, whose losses have no gradient.
+EVALUATE = ("transformer encoder evaluated without gradients", "multihead attention evaluated without gradients", "Llama evaluated without gradients",
+            "evaluation without gradients", "evaluation in inference mode")
+
+
 class Plain(Case):
     def test_each_has_a_model_a_batch_and_a_loss_with_gradients(self):
         found = self.on_ranks(0, """
             import math, torch, zoo
             result, count = {}, 0
             for name, program in zoo.programs().items():
-                if program.run:
+                if program.run or program.unavailable:
                     continue
                 count += 1
                 try:
@@ -24,9 +29,11 @@ class Plain(Case):
                     result[name] = type(error).__name__ + ": " + str(error)
             result["count"] = count
         """, timeout_s=300)
-        self.assertGreater(found.pop("count"), 600)
+        self.assertGreater(found.pop("count"), 1900)
         # torch has no derivative of that derivative on hosts.
         self.assertIn("derivative for aten::_scaled_dot_product_flash_attention_for_cpu_backward", found.pop("loop_inner_gradient"))
+        for name in EVALUATE:
+            self.assertIn("does not require grad", found.pop(name))
         self.assertEqual(found, {})
 
 

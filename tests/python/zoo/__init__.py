@@ -4,14 +4,14 @@
     zoo.programs("operators", "mlp")    those that have both tags
 
 A program says how its model, a batch and a loss are made, so that an axis can train it beside plain PyTorch without
-knowing it. Its tags are its collection, which is the file that it stands in, and the first word of its name where the
-collection is sorted by these. One that makes engines itself (it saves, resumes, evaluates between) has `run` instead,
-and is for tensor parallelism.
+knowing it. Its tags are its collection, which is the file or folder that it stands in, and its file in a folder, or the
+first word of its name where the collection is sorted by these. One that makes engines itself (it saves, resumes,
+evaluates between) has `run` instead, and is for tensor parallelism.
 """
 import importlib
 from typing import Callable, NamedTuple
 
-COLLECTIONS = ("models", "layers", "operators", "loops", "families")
+COLLECTIONS = ("models", "layers", "operators", "loops", "families", "sequence")
 ENGINES = "engines"  # the tag of a program that makes them itself
 
 
@@ -19,9 +19,10 @@ class Program(NamedTuple):
     name: str
     tags: frozenset
     build: Callable = None  # () -> nn.Module
-    batch: Callable = None  # number -> the tensors of a batch
+    batch: Callable = None  # number -> arguments of the loss
     loss: Callable = None   # (what is called: the module or an engine, the module, *batch) -> the loss
     options: dict = {}      # of its training, as tensor_compare.compare() takes them
+    unavailable: str = ""   # why it cannot run beside the packages that are here
     run: Callable = None    # (ranks that share a layer, ZeRO stage) -> differences from plain PyTorch
 
 
@@ -32,9 +33,9 @@ class Collection(dict):
         super().__init__()
         self.tag, self.batch, self.loss, self.sorted_by_words = tag, batch, loss, sorted_by_words
 
-    def add(self, name, build, loss=None, batch=None, **options):
+    def add(self, name, build, loss=None, batch=None, tags=(), unavailable="", **options):
         """A program that any axis can train. Raises ValueError: there is one of that name."""
-        self._put(Program(name, self._tags(name), build, batch or self.batch, loss or self.loss, options))
+        self._put(Program(name, self._tags(name).union(tags), build, batch or self.batch, loss or self.loss, options, unavailable))
 
     def own(self, run, name=None):
         """A program that makes engines itself; by default its name is its function's."""

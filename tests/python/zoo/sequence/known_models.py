@@ -54,12 +54,7 @@ def family(name, model, model_config, expected=RIGHT, inputs=language, needs_5=F
     step_of = run_forward(inputs)
     options = {"tolerance": 2e-5, **options}
     program(expected, build=model_of(model, model_config, lora, checkpointing), name=name, unavailable=missing(needs_5), **options)(
-        _named("families", lambda model, cut, step: step_of(model, cut, step).loss))
-
-
-def _named(theme, function):
-    function.__module__ = f"sequence_table.{theme}"
-    return function
+        lambda model, cut, step: step_of(model, cut, step).loss)
 
 
 def uncached(config):

@@ -121,6 +121,13 @@ def classified(step):
     return {"input_ids": tokens(step), "whole_classes": torch.randint(0, CLASSES, (BATCH,), generator=generator(step, 2))}
 
 
+def uncut(input_ids, labels=None, position_ids=None, attention_mask=None, dim=1, **others):
+    """Stands for an engine's cut() where ranks have whole sequences."""
+    del dim
+    named = {"input_ids": input_ids, "labels": labels, "position_ids": position_ids, "attention_mask": attention_mask}
+    return {**{name: value for name, value in named.items() if value is not None}, **others}
+
+
 def _add(function, expected, build, step, options):
     ring = options.pop("ring", expected)
     name = options.pop("name", function.__name__.replace("_", " "))

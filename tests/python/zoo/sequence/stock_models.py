@@ -1,7 +1,7 @@
 """More of Hugging Face's families: experts, windows, encoders, classes of samples, questions, images and sounds."""
 import torch
 
-from .families import BART, BERT, GPT2, LLAMA, PLAIN, missing, model_of
+from .known_models import BART, BERT, GPT2, LLAMA, PLAIN, missing, model_of
 from .table import BATCH, LENGTH, REFUSED, RIGHT, floats, language, loss_of, padded, padding, placed, program, tokens, with_positions
 
 _ENDS = {"bos_token_id": 1, "eos_token_id": 2}
