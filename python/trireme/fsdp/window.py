@@ -10,8 +10,8 @@ class Window:
     def __init__(self, tree):
         self._tree = tree
         self.number = 0  # of windows that have ended
-        # gradients of backward passes that are reduced; Gradient by parameter
-        self._reduced, self._gradients = None, {}
+        self._reduced = None  # the engine's count of gradients when they were reduced last
+        self._gradients = {}  # Gradient by parameter
         self._standing = set()  # parameters whose gradient of the last step the program has not dropped
         self._dropped = set()  # and those of this window that it has
         self._wants_sync, self._wants_all_reduce, self._defers = True, True, False
