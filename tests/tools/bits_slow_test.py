@@ -17,7 +17,7 @@ class Bits(unittest.TestCase):
 
     def test_two_runs_are_alike_and_another_step_changes_every_hash(self):
         first = self.hashes(5)
-        self.assertEqual(len(first), 12)
+        self.assertEqual(len(first), 21)
         self.assertEqual(self.hashes(5), first)
         for name, after in self.hashes(6).items():
             with self.subTest(name):
