@@ -4,7 +4,7 @@ count_concepts.
 A method is a name that the body of a class defines by a function, a lambda, a property or another method's name; or
 that its module sets on it: `Class.name = ...` and `setattr(Class, name, ...)`, in loops over constants of the module,
 which are computed, too. Those of the classes of the package that it inherits from are its own, too; a name counts once.
-What functions, decorators and metaclasses set while the program runs is not seen.
+Methods that functions, decorators and metaclasses set while the program runs are not seen.
 """
 import ast
 import re

@@ -185,7 +185,7 @@ def a_hook_on_activations(m, input_ids, labels):
     return loss_of(m.head(x), labels)
 
 
-@row(RIGHT)
+@row(REFUSED)
 def a_hook_that_scales_activations(m, input_ids, labels):
     x = hidden(m, input_ids)
     x.register_hook(lambda gradient: gradient * 0.5)
