@@ -17,7 +17,7 @@ class Axis(NamedTuple):
 
 
 # The plan of all axes (parallel) is a room of each. The disk keeps states and weights there: its rooms are device/disk,
-# optim/disk_states, pager/weights/disk_shards, all by their names, and the places of its files.
+# optim/disk_states, pager/weights/disk_home, all by their names, and the places of its files.
 AXES = {
     "sequence": Axis(("sequence", "parallel"), r"(?<!index_)(?<!Is)[Ss]equence(?!_length)"),
     "pipeline": Axis(("pipeline", "stages", "schedule", "parallel"),

@@ -38,7 +38,7 @@ namespace {
 
 ParameterAccess::Part with_data(ParameterAccess::Part part) {
   part.data = at::empty({part.store->numel()}, at::TensorOptions(part.store->dtype()));
-  part.store->read(0, {static_cast<std::byte*>(part.data.data_ptr()), part.data.nbytes()});
+  part.store->read({}, {static_cast<std::byte*>(part.data.data_ptr()), part.data.nbytes()});
   return part;
 }
 
@@ -50,8 +50,9 @@ ParameterAccess::Part ParameterAccess::part_of(int parameter, at::Tensor OwnedSl
     if (slice.unit != unit) continue;
     for (const ParameterRange& range : ranges_of(pager_.layout().units[unit], slice.begin, slice.weights.numel()))
       if (range.parameter == parameter) {
-        SliceStore* const store =
-            flat == &OwnedSlice::weights ? pager_.owned_store(unit, range.slice_begin, range.numel) : nullptr;
+        SliceStore* const store = flat == &OwnedSlice::weights && slice.home != nullptr
+                                      ? slice.home->store(range.slice_begin, range.numel)
+                                      : nullptr;
         if (store != nullptr) return with_data({range.parameter_begin, {}, store});
         return {range.parameter_begin, (slice.*flat).narrow(0, range.slice_begin, range.numel)};
       }
@@ -67,7 +68,7 @@ std::optional<ParameterAccess::Part> ParameterAccess::find_state(int parameter, 
 
 void ParameterAccess::Part::write(const at::Tensor& values) const {
   at::Tensor(data).copy_(values);
-  if (store != nullptr) store->write(0, {static_cast<const std::byte*>(data.const_data_ptr()), data.nbytes()});
+  if (store != nullptr) store->write({}, {static_cast<const std::byte*>(data.const_data_ptr()), data.nbytes()});
 }
 
 ParameterAccess::Part ParameterAccess::value(int parameter) const {

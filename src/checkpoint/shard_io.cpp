@@ -59,7 +59,7 @@ std::vector<std::vector<uint64_t>> write_shard(FileSystem& files, const std::fil
       const size_t bytes = std::min<size_t>(kChecksumBlockBytes, slice.size - begin);
       if (slice.store != nullptr) {
         scratch.resize(kChecksumBlockBytes);
-        slice.store->read(static_cast<int64_t>(begin), {scratch.data(), bytes});
+        slice.store->read({static_cast<int64_t>(begin)}, {scratch.data(), bytes});
       }
       const std::byte* block = slice.store ? scratch.data() : &slice.memory[begin];
       blocks.push_back(checksum_of(block, bytes));

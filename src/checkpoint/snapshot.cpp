@@ -66,7 +66,7 @@ void Snapshot::take(std::vector<SliceBytes>& slices) {
   std::byte* next = data_;
   for (SliceBytes& slice : slices) {
     if (slice.store)
-      slice.store->read(0, {next, slice.size});
+      slice.store->read({}, {next, slice.size});
     else
       stream(next, slice.memory.data(), slice.size);
     slice.memory = {next, slice.size};

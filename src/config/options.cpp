@@ -254,9 +254,9 @@ void add_zero(Table& table) {
       "`\"cpu\"`: a GPU's parameters are updated on the host, at stages 1 to 3 "
       "([device](device.md#offloading)); without effect, and said, where they are there already. `\"nvme\"`: masters "
       "and states are on disk ([optim](optim.md#states-on-disk)), at every stage, on hosts too");
-  table.works("offload_optimizer.nvme_path", folder(), at<disk, &StatesOnDisk::folder>,
+  table.works("offload_optimizer.nvme_path", folder(), at<disk, &DiskSpace::folder>,
               "with `\"nvme\"`: a folder of the disk; each rank makes a file there that has no name");
-  table.works("offload_optimizer.buffer_count", integer(kBuffers), at<disk, &StatesOnDisk::buffers>,
+  table.works("offload_optimizer.buffer_count", integer(kBuffers), at<disk, &DiskSpace::buffers>,
               "with `\"nvme\"`: blocks of 1 Mi elements in memory, half of them read ahead and half being written");
   table.resolved(
       "offload_optimizer.ratio", number(kShare),
@@ -272,9 +272,9 @@ void add_zero(Table& table) {
       "`\"cpu\"`: the host keeps the shards of stage 3 too, and frozen ones; it updates them, so this "
       "stands for `offload_optimizer` as well. `\"nvme\"`: the shards of stage 3 are on disk "
       "([pager](pager.md#weights-on-disk)), for models on hosts");
-  table.works("offload_param.nvme_path", folder(), at<pager, weights_on_disk, &WeightsOnDisk::folder>,
+  table.works("offload_param.nvme_path", folder(), at<pager, weights_on_disk, &DiskSpace::folder>,
               "with `\"nvme\"`: a folder of the disk; each rank makes a file there that has no name");
-  table.works("offload_param.buffer_count", integer(kBuffers), at<pager, weights_on_disk, &WeightsOnDisk::buffers>,
+  table.works("offload_param.buffer_count", integer(kBuffers), at<pager, weights_on_disk, &DiskSpace::buffers>,
               "with `\"nvme\"`: shards in memory during an update, half of them read ahead and half being written");
   table.works("ignore_unused_parameters", flag(), at<&Config::ignore_unused_parameters>,
               "false: a trainable parameter without a gradient is an error");

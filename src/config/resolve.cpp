@@ -299,7 +299,7 @@ void require_folder(Document& file, const std::string& folder, const std::string
 }
 
 void resolve_weights_on_disk(Document& file, PagerPolicy& pager, bool is_on, const std::string& section) {
-  if (!is_on) pager.disk = {};
+  if (!is_on) pager.disk = PagerPolicy().disk;
   if (!is_on) return;
   require_folder(file, pager.disk.folder, section);
   const std::string stage = "zero_optimization.stage", device = section + ".device", gather = "trireme.gather";

@@ -234,11 +234,11 @@ DiskQueue::Task DiskQueue::task(int64_t offset, std::span<const std::byte> from)
 }
 
 template <class Memory>
-DiskTransfer DiskQueue::move(int64_t offset, Memory memory, int64_t piece_bytes) {
+DiskTransfer DiskQueue::move(int64_t offset, Memory memory) {
   DiskTransfer transfer;
   transfer.waited_ns_ = waited_ns_;
   while (!memory.empty()) {
-    const size_t bytes = std::min<size_t>(memory.size(), piece_bytes);
+    const size_t bytes = std::min<size_t>(memory.size(), kDiskPieceBytes);
     transfer.parts_.push_back(enqueue(task(offset, memory.first(bytes))));
     memory = memory.subspan(bytes);
     offset += static_cast<int64_t>(bytes);
@@ -246,18 +246,8 @@ DiskTransfer DiskQueue::move(int64_t offset, Memory memory, int64_t piece_bytes)
   return transfer;
 }
 
-DiskTransfer DiskQueue::read(int64_t offset, std::span<std::byte> to) {
-  return move(offset, to, static_cast<int64_t>(to.size()));
-}
-DiskTransfer DiskQueue::write(int64_t offset, std::span<const std::byte> from) {
-  return move(offset, from, static_cast<int64_t>(from.size()));
-}
-DiskTransfer DiskQueue::read_pieces(int64_t offset, std::span<std::byte> to) {
-  return move(offset, to, kDiskPieceBytes);
-}
-DiskTransfer DiskQueue::write_pieces(int64_t offset, std::span<const std::byte> from) {
-  return move(offset, from, kDiskPieceBytes);
-}
+DiskTransfer DiskQueue::read(int64_t offset, std::span<std::byte> to) { return move(offset, to); }
+DiskTransfer DiskQueue::write(int64_t offset, std::span<const std::byte> from) { return move(offset, from); }
 
 DiskUse DiskQueue::use() const {
   return {

@@ -5,18 +5,14 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <string>
 #include <vector>
 
-#include "trireme/base/state_tree.h"
-#include "trireme/device/disk.h"
-#include "trireme/optim/options.h"
+#include "device/extents.h"
 
 namespace trireme {
 
-/// The tensors of a slice lie side by side in blocks of StatesOnDisk::block_numel elements: one transfer brings all
-/// that an update of the block needs. One thread at a time uses this.
+/// The tensors of a slice lie side by side in blocks of DiskSpace::block_numel elements, each an extent: one transfer
+/// brings all that an update of the block needs. One thread at a time uses this.
 class DiskStates {
  public:
   struct Slice {
@@ -32,9 +28,7 @@ class DiskStates {
   };
 
   /// All is zeros. Throws IoError: the disk has no space.
-  DiskStates(std::vector<Slice> slices, const StatesOnDisk& options);
-
-  ~DiskStates();
+  DiskStates(std::vector<Slice> slices, const DiskSpace& space);
 
   /// The blocks of `slice` that have elements of [begin, end).
   std::vector<BlockPlace> blocks(size_t slice, int64_t begin, int64_t end) const;
@@ -51,29 +45,24 @@ class DiskStates {
   /// `numel` elements of tensor `tensor` of `slice`, from `begin` on. Lives as long as this does.
   SliceStore* store(size_t slice, int tensor, int64_t begin, int64_t numel);
 
-  DiskUse use() const { return DiskUse{.bytes = bytes_} + queue_->use(); }
+  DiskUse use() const { return extents_.use(); }
   bool has(size_t slice) const { return slices_[slice].tensors > 0; }
 
  private:
-  class Store;
-
-  int64_t itemsize(size_t slice) const { return static_cast<int64_t>(c10::elementSize(slices_[slice].dtype)); }
-  /// Bytes of one tensor of a block, with the padding after it.
-  int64_t stride(const BlockPlace& place) const {
-    return disk_aligned((place.end - place.begin) * itemsize(place.slice));
+  int extent(const BlockPlace& place) const {
+    return first_extents_[place.slice] + static_cast<int>(place.begin / block_numel_);
   }
-  int64_t offset(const BlockPlace& place) const;
-  void require_whole() const;
+  /// One tensor of a block, with the padding after it.
+  Bytes stride(const BlockPlace& place) const {
+    return {disk_aligned(bytes_of(place.end - place.begin, slices_[place.slice].dtype).count)};
+  }
+  /// Of all extents; sets where those of each slice begin.
+  std::vector<Bytes> place_slices();
 
   const std::vector<Slice> slices_;
   const int64_t block_numel_;
-  std::vector<int64_t> offsets_;  ///< of the slices, in the file
-  int64_t bytes_ = 0;
-  std::string broken_;  ///< why; empty: it is not
-  std::unique_ptr<DiskFile> file_;
-  std::vector<DiskBuffer> buffers_;
-  std::vector<std::unique_ptr<Store>> stores_;
-  std::unique_ptr<DiskQueue> queue_;  // after what it works on
+  std::vector<int> first_extents_;  ///< by slice
+  Extents extents_;
 };
 
 }  // namespace trireme

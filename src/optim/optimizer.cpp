@@ -27,7 +27,7 @@ namespace trireme {
 class ShardedOptimizer::Impl {
  public:
   Impl(Pager& pager, Group& group, GroupedParameters parameters, const UpdateArithmetic& arithmetic,
-       const StatesOnDisk& disk)
+       const DiskSpace& disk)
       : pager_(pager),
         group_(group),
         slices_(pager, parameters.options, std::move(parameters.group_of), arithmetic, disk),
@@ -229,7 +229,7 @@ class ShardedOptimizer::Impl {
       if (slices_.is_on_host(i)) append_runs(runs, i, window, options);
     update_runs(runs, options.gradient_factor, [&](size_t slice) {
       finish_before(slice);
-      pager_.bring_owned(slices_.unit(slice));
+      if (SliceHome* const home = slices_.owned(slice).home) home->lease();
     });
     finish_before(slices_.count());
   }
@@ -364,7 +364,7 @@ class ShardedOptimizer::Impl {
 };
 
 ShardedOptimizer::ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters,
-                                   const UpdateArithmetic& arithmetic, const StatesOnDisk& disk)
+                                   const UpdateArithmetic& arithmetic, const DiskSpace& disk)
     : impl_(std::make_unique<Impl>(pager, group, std::move(parameters), arithmetic, disk)) {}
 ShardedOptimizer::ShardedOptimizer(Pager& pager, Group& group, const ClientOptimizerFactory& factory,
                                    const UpdateArithmetic& arithmetic)

@@ -25,20 +25,20 @@ at::Tensor zero_state(const at::Tensor& master) {
 
 }  // namespace
 
-void WeightsInMemory::enter(int unit) {
-  if (unit == unit_) return;
+void WeightsInMemory::enter(const OwnedSlice& slice) {
+  if (slice.home == home_) return;
   leave();
-  pager_.bring_owned(unit);
-  unit_ = unit;
+  if (slice.home != nullptr) slice.home->lease();
+  home_ = slice.home;
 }
 
 void WeightsInMemory::leave() {
-  const int unit = std::exchange(unit_, -1);
-  if (unit >= 0) use_ == Use::kWrite ? pager_.store_owned(unit) : pager_.drop_owned(unit);
+  SliceHome* const home = std::exchange(home_, nullptr);
+  if (home != nullptr) use_ == Use::kWrite ? home->put_back() : home->drop();
 }
 
 OptimizerSlices::OptimizerSlices(Pager& pager, const std::vector<OptimizerOptions>& groups, std::vector<int> group_of,
-                                 const UpdateArithmetic& arithmetic, const StatesOnDisk& disk)
+                                 const UpdateArithmetic& arithmetic, const DiskSpace& disk)
     : pager_(pager), group_of_(std::move(group_of)) {
   const at::NoGradGuard no_grad;
   for (const OptimizerOptions& group : groups) state_names_.push_back(optimizer_states(group));
@@ -48,11 +48,11 @@ OptimizerSlices::OptimizerSlices(Pager& pager, const std::vector<OptimizerOption
     is_on_host_.push_back(is_host(slice.weights));
   }
   if (disk.is_on() && any_on_host()) put_on_disk(disk, arithmetic.dtype);
-  WeightsInMemory weights(pager_, WeightsInMemory::Use::kRead);
+  WeightsInMemory weights(WeightsInMemory::Use::kRead);
   for (size_t i = 0; i < spans_.size(); ++i) {
     if (is_on_disk(i)) continue;
     UpdateSpan& span = spans_[i];
-    if (has_master_[i]) weights.enter(unit(i));
+    if (has_master_[i]) weights.enter(owned(i));
     span.master = has_master_[i] ? span.weights.to(at::kFloat) : span.weights;
     const size_t states = states_of(i);
     if (states > 0) span.first = zero_state(span.master);
@@ -70,7 +70,7 @@ OptimizerSlices::OptimizerSlices(Pager& pager, const std::vector<OptimizerOption
 
 UpdateSpan OptimizerSlices::span(size_t i) const {
   UpdateSpan span = spans_[i];
-  span.gradients = pager_.owned()[i].gradients;
+  span.gradients = owned(i).gradients;
   if (!roundings_.empty()) span.rounding = &roundings_[i];
   return span;
 }
@@ -82,7 +82,7 @@ size_t OptimizerSlices::states_of(size_t i) const {
   return states;
 }
 
-void OptimizerSlices::put_on_disk(const StatesOnDisk& disk, at::ScalarType dtype) {
+void OptimizerSlices::put_on_disk(const DiskSpace& disk, at::ScalarType dtype) {
   std::vector<DiskStates::Slice> slices;
   std::vector<Range> masters;
   for (size_t i = 0; i < spans_.size(); ++i) {
@@ -91,9 +91,9 @@ void OptimizerSlices::put_on_disk(const StatesOnDisk& disk, at::ScalarType dtype
     if (has_master_[i] && is_on_host_[i]) masters.push_back({i, 0, spans_[i].weights.numel()});
   }
   disk_ = std::make_unique<DiskStates>(std::move(slices), disk);
-  WeightsInMemory weights(pager_, WeightsInMemory::Use::kRead);
+  WeightsInMemory weights(WeightsInMemory::Use::kRead);
   visit(masters, Access::kWrite, [&](size_t index, const UpdateSpan& span) {
-    weights.enter(unit(masters[index].slice));
+    weights.enter(owned(masters[index].slice));
     span.master.copy_(span.weights);
     for (const at::Tensor& state : {span.first, span.second})
       if (state.defined()) at::Tensor(state).zero_();
@@ -157,12 +157,12 @@ bool OptimizerSlices::any(bool on_host) const {
 
 std::vector<Run> OptimizerSlices::runs(size_t i, const std::vector<bool>& touched,
                                        const std::vector<int64_t>& steps) const {
-  const OwnedSlice& slice = pager_.owned()[i];
+  const OwnedSlice& slice = owned(i);
   return plan_runs(pager_.layout().units[slice.unit], slice.begin, slice.weights.numel(), touched, steps, group_of_);
 }
 
 std::vector<ParameterRange> OptimizerSlices::ranges(size_t i) const {
-  const OwnedSlice& slice = pager_.owned()[i];
+  const OwnedSlice& slice = owned(i);
   return ranges_of(pager_.layout().units[slice.unit], slice.begin, slice.weights.numel());
 }
 
@@ -183,9 +183,9 @@ std::vector<OptimizerSlices::Range> OptimizerSlices::with_masters(const std::vec
 void OptimizerSlices::refresh_masters(const std::vector<bool>& chosen) const {
   const at::NoGradGuard no_grad;
   const std::vector<Range> masters = with_masters(chosen);
-  WeightsInMemory weights(pager_, WeightsInMemory::Use::kRead);
+  WeightsInMemory weights(WeightsInMemory::Use::kRead);
   visit(masters, Access::kUpdate, [&](size_t index, const UpdateSpan& part) {
-    weights.enter(unit(masters[index].slice));
+    weights.enter(owned(masters[index].slice));
     // Only what differs: elsewhere the master knows more digits than the weight that it was rounded to.
     const at::Tensor unchanged = part.master.to(part.weights.scalar_type()).eq(part.weights);
     part.master.copy_(at::where(unchanged, part.master, part.weights.to(at::kFloat)));
@@ -195,9 +195,9 @@ void OptimizerSlices::refresh_masters(const std::vector<bool>& chosen) const {
 void OptimizerSlices::write_back_masters(const std::vector<bool>& chosen) const {
   const at::NoGradGuard no_grad;
   const std::vector<Range> masters = with_masters(chosen);
-  WeightsInMemory weights(pager_, WeightsInMemory::Use::kWrite);
+  WeightsInMemory weights(WeightsInMemory::Use::kWrite);
   visit(masters, Access::kRead, [&](size_t index, const UpdateSpan& part) {
-    weights.enter(unit(masters[index].slice));
+    weights.enter(owned(masters[index].slice));
     round_weights(part);
   });
   weights.leave();

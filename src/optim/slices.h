@@ -16,25 +16,24 @@
 
 namespace trireme {
 
-/// Brings the owned weights of one unit after the other into memory, where they are on disk.
+/// Leases the owned weights of one unit after the other.
 class WeightsInMemory {
  public:
   enum class Use { kRead, kWrite };
-  WeightsInMemory(Pager& pager, Use use) : pager_(pager), use_(use) {}
+  explicit WeightsInMemory(Use use) : use_(use) {}
   ~WeightsInMemory() {
-    if (unit_ >= 0) pager_.drop_owned(unit_);
+    if (home_ != nullptr) home_->drop();
   }
   WeightsInMemory(const WeightsInMemory&) = delete;
   WeightsInMemory& operator=(const WeightsInMemory&) = delete;
 
-  /// Those of `unit` are there until the next call. Throws as Pager::bring_owned().
-  void enter(int unit);
+  /// Those of `slice` are there until the next call. Throws as SliceHome::lease().
+  void enter(const OwnedSlice& slice);
   void leave();
 
  private:
-  Pager& pager_;
   const Use use_;
-  int unit_ = -1;
+  SliceHome* home_ = nullptr;
 };
 
 class OptimizerSlices {
@@ -42,7 +41,7 @@ class OptimizerSlices {
   /// fp32 masters of 16-bit weights, unless the update's dtype is theirs; states of zeros, in the masters' dtype.
   /// `pager` outlives it; `groups` and `group_of` are GroupedParameters'. `disk` takes those of slices on the host.
   OptimizerSlices(Pager& pager, const std::vector<OptimizerOptions>& groups, std::vector<int> group_of,
-                  const UpdateArithmetic& arithmetic, const StatesOnDisk& disk);
+                  const UpdateArithmetic& arithmetic, const DiskSpace& disk);
 
   size_t count() const { return spans_.size(); }
   DiskUse disk_use() const { return disk_ ? disk_->use() : DiskUse{}; }
@@ -62,7 +61,8 @@ class OptimizerSlices {
   void visit(const std::vector<Range>& ranges, Access access,
              const std::function<void(size_t index, const UpdateSpan& span)>& use) const;
 
-  int unit(size_t i) const { return pager_.owned()[i].unit; }
+  const OwnedSlice& owned(size_t i) const { return pager_.owned()[i]; }
+  int unit(size_t i) const { return owned(i).unit; }
   bool is_on_host(size_t i) const { return is_on_host_[i]; }
   bool any_on_host() const { return any(true); }
   bool any_on_device() const { return any(false); }
@@ -89,7 +89,7 @@ class OptimizerSlices {
   bool is_on_disk(size_t i) const { return disk_ && disk_->has(i); }
   /// The number of states of slice `i`: the most that a group with parameters in its unit has.
   size_t states_of(size_t i) const;
-  void put_on_disk(const StatesOnDisk& disk, at::ScalarType dtype);
+  void put_on_disk(const DiskSpace& disk, at::ScalarType dtype);
   UpdateSpan span_of(const DiskStates::BlockPlace& place, const std::vector<at::Tensor>& tensors) const;
   /// The ranges of the `chosen` parameters that have masters.
   std::vector<Range> with_masters(const std::vector<bool>& chosen) const;

@@ -8,12 +8,13 @@
 #include <optional>
 #include <utility>
 
+#include "device/extents.h"
 #include "pager/acceptance.h"
 #include "pager/gradients/deferred_gradients.h"
 #include "pager/gradients/gradient_watch.h"
 #include "pager/gradients/squares.h"
 #include "pager/gradients/store.h"
-#include "pager/weights/disk_shards.h"
+#include "pager/weights/shard_home.h"
 #include "pager/weights/store.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/agreement.h"
@@ -44,7 +45,7 @@ class Pager::Impl {
       : handle_(pager), group_(group), meshes_(std::move(meshes)), policy_(policy), context_{meshes_, layout_,
                                                                                              policy_, managed_,
                                                                                              device_, offload_,
-                                                                                             disk_} {
+                                                                                             extents_} {
     check(policy_);
     for (const NamedParameter& parameter : parameters) specs_.push_back(spec_of(parameter));
     device_ = device_of(parameters);
@@ -53,7 +54,8 @@ class Pager::Impl {
     for (const ShardMesh& mesh : meshes_) sizes.push_back(mesh.size());
     layout_ = make_layout(specs_, sizes, policy.units);
     plan_offload();
-    if (policy_.disk.is_on()) all_or_throw(group_, [this] { make_disk(); });
+    if (policy_.disk.is_on())
+      all_or_throw(group_, [this] { extents_ = make_shard_extents(layout_, policy_.disk); });
     managed_ = take_over(std::move(parameters), layout_);
     make_stores();
     for (ManagedParameter& managed : managed_) managed.owner->pager = &handle_;
@@ -176,23 +178,6 @@ class Pager::Impl {
     return !offload_.owns(unit) || (gradients_in(unit).is_owned_there(unit) && weights_->is_owned_there(unit));
   }
 
-  void bring_owned(int unit) {
-    if (!disk_) return;
-    std::vector<int> later;  // in the order in which they are updated
-    for (const OwnedSlice& slice : owned_)
-      if (slice.unit > unit) later.push_back(slice.unit);
-    disk_->bring(unit, later);
-  }
-  void store_owned(int unit) {
-    if (disk_) disk_->put_back(unit);
-  }
-  void drop_owned(int unit) noexcept {
-    if (disk_) disk_->drop(unit);
-  }
-  SliceStore* owned_store(int unit, int64_t begin, int64_t numel) const {
-    return disk_ ? disk_->store(unit, begin, numel) : nullptr;
-  }
-
   void defer_publish(int unit) {
     TRIREME_CHECK(offload_.owns(unit), "unit ", layout_.units[unit].name, " is not offloaded");
     mark_published(unit);
@@ -291,7 +276,7 @@ class Pager::Impl {
     return memory;
   }
 
-  DiskUse disk_use() const { return disk_ ? disk_->use() : DiskUse{}; }
+  DiskUse disk_use() const { return extents_ ? extents_->use() : DiskUse{}; }
 
   PagerCounters counters() const {
     PagerCounters counters;
@@ -333,12 +318,6 @@ class Pager::Impl {
     policy_.offload_parameters &= policy_.offload_ratio > 0 && policy_.stage == 3;
     offload_.decide(layout_, policy_);
     offload_.reserve(layout_, policy_, device_);
-  }
-
-  void make_disk() {
-    std::vector<DiskShards::Shard> shards;
-    for (const UnitLayout& unit : layout_.units) shards.push_back({unit.name, unit.shard_numel, unit.dtype});
-    disk_ = std::make_unique<DiskShards>(std::move(shards), policy_.disk);
   }
 
   void make_stores() {
@@ -406,7 +385,7 @@ class Pager::Impl {
   Layout layout_;
   std::vector<ManagedParameter> managed_;
   Offload offload_;
-  std::unique_ptr<DiskShards> disk_;  // null: shards are in memory
+  std::unique_ptr<Extents> extents_;  // of shards on disk; null: they are in memory
   const StoreContext context_;
   std::unique_ptr<WeightStore> weights_;
   std::vector<std::unique_ptr<GradientStore>> gradients_;  // by mesh
@@ -454,12 +433,6 @@ void Pager::require_free() const { impl_->require_free(); }
 std::vector<bool> Pager::settle_writes() { return impl_->settle_writes(); }
 void Pager::await_owned(int unit) { impl_->await_owned(unit); }
 DiskUse Pager::disk_use() const { return impl_->disk_use(); }
-void Pager::bring_owned(int unit) { impl_->bring_owned(unit); }
-void Pager::store_owned(int unit) { impl_->store_owned(unit); }
-void Pager::drop_owned(int unit) noexcept { impl_->drop_owned(unit); }
-SliceStore* Pager::owned_store(int unit, int64_t begin, int64_t numel) const {
-  return impl_->owned_store(unit, begin, numel);
-}
 bool Pager::is_owned_there(int unit) const { return impl_->is_owned_there(unit); }
 void Pager::await_published() { impl_->await_published(); }
 void Pager::publish_deferred(int unit, const std::exception_ptr& problem) { impl_->publish_deferred(unit, problem); }

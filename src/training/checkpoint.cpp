@@ -57,7 +57,7 @@ void append_weights(StateTree& state, const Pager& pager, bool with_frozen, cons
            ranges_of(pager.layout().units[slice.unit], slice.begin, slice.weights.numel()))
         of_parameter[range.parameter].push_back(
             slice_of(range.parameter, range.parameter_begin, slice.weights.narrow(0, range.slice_begin, range.numel),
-                     pager.owned_store(slice.unit, range.slice_begin, range.numel)));
+                     slice.home == nullptr ? nullptr : slice.home->store(range.slice_begin, range.numel)));
   const std::vector<bool> frozen = frozen_parameters(pager);
   for (size_t i = 0; i < of_parameter.size(); ++i) {
     if (frozen[i] && !with_frozen) continue;
@@ -93,7 +93,7 @@ std::vector<std::string> values_of_parameters(const Pager& pager, const ShardedO
 void bring_into_memory(TensorSlice& slice) {
   if (slice.store == nullptr) return;
   slice.data = at::empty({slice.store->numel()}, at::TensorOptions(slice.store->dtype()));
-  slice.store->read(0, {static_cast<std::byte*>(slice.data.data_ptr()), slice.data.nbytes()});
+  slice.store->read({}, {static_cast<std::byte*>(slice.data.data_ptr()), slice.data.nbytes()});
   slice.store = nullptr;
 }
 

@@ -24,7 +24,7 @@ void check_rounding(const OptimizerChoice& choice, const ParallelPlan& plan) {
     refuse("with a pipeline (stages=", plan.stages.size(), ") it is not there yet; remove one of the two");
 }
 
-void check_on_disk(Feature optimizer, const char* name, const StatesOnDisk& states, const WeightsOnDisk& weights) {
+void check_on_disk(Feature optimizer, const char* name, const DiskSpace& states, const DiskSpace& weights) {
   if (!states.is_on() && !weights.is_on()) return;
   const Exclusion& row = exclusion_of(states.is_on() ? Feature::kStatesOnDisk : Feature::kWeightsOnDisk, optimizer);
   throw ConfigError(filled(row.text, {name}), row.code);
@@ -33,7 +33,7 @@ void check_on_disk(Feature optimizer, const char* name, const StatesOnDisk& stat
 }  // namespace
 
 void check(const OptimizerChoice& choice, const ParallelPlan& plan, const PrecisionOptions& precision,
-           const StatesOnDisk& disk, const WeightsOnDisk& weights) {
+           const DiskSpace& disk, const DiskSpace& weights) {
   const int tensor_ranks = plan.tensor.size();
   if (precision.stochastic_rounding) check_rounding(choice, plan);
   if (choice.optimizer) {
@@ -78,7 +78,7 @@ void try_client(Group& group, const OptimizerChoice& choice, const std::vector<P
 }
 
 std::unique_ptr<ShardedOptimizer> make_optimizer(PreparedOptimizer& prepared, Pager& pager, Group& group,
-                                                 const PrecisionOptions& precision, const StatesOnDisk& disk) {
+                                                 const PrecisionOptions& precision, const DiskSpace& disk) {
   const UpdateArithmetic arithmetic{precision.update_dtype, precision.stochastic_rounding};
   if (prepared.client) return std::make_unique<ShardedOptimizer>(pager, group, prepared.client, arithmetic);
   std::unique_ptr<ShardedOptimizer> made;

@@ -17,7 +17,7 @@ namespace trireme {
 /// Throws ConfigError: two optimizers, options out of range, an optimizer of whole parameters where layers are cut over
 /// the tensor ranks of `plan`, or one that has no update in the dtype or rounding of `precision`.
 void check(const OptimizerChoice& choice, const ParallelPlan& plan, const PrecisionOptions& precision,
-           const StatesOnDisk& disk, const WeightsOnDisk& weights);
+           const DiskSpace& disk, const DiskSpace& weights);
 
 /// A choice by this rank's parameters.
 struct PreparedOptimizer {
@@ -39,7 +39,7 @@ void try_client(Group& group, const OptimizerChoice& choice, const std::vector<P
 
 /// Collective, as ShardedOptimizer is.
 std::unique_ptr<ShardedOptimizer> make_optimizer(PreparedOptimizer& prepared, Pager& pager, Group& group,
-                                                 const PrecisionOptions& precision, const StatesOnDisk& disk);
+                                                 const PrecisionOptions& precision, const DiskSpace& disk);
 
 /// The hyperparameters of what make_optimizer() has made; `optimizer` null: none.
 Hyperparameters hyperparameters_of(const PreparedOptimizer& prepared, const ShardedOptimizer* optimizer);

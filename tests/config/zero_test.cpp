@@ -132,7 +132,7 @@ TEST(Zero, ReadsStatesOnDisk) {
   };
   for (const int stage : {0, 3}) {
     const Config config = read(R"("device": "nvme", "nvme_path": "/nvme/states", "buffer_count": 6)", stage);
-    EXPECT_EQ(config.disk, (StatesOnDisk{.folder = "/nvme/states", .buffers = 6}));
+    EXPECT_EQ(config.disk, (DiskSpace{.folder = "/nvme/states", .buffers = 6}));
     EXPECT_EQ(config.pager.offload_ratio, stage == 3 ? 1 : 0);
     EXPECT_EQ(config_from_json(to_json(config), 1), config);
   }
@@ -150,7 +150,7 @@ TEST(Zero, ReadsWeightsOnDisk) {
         str(R"({"train_batch_size": 1, "zero_optimization": {"stage": 3, "offload_param": {)", section, "}}}"), 1);
   };
   const Config config = read(R"("device": "nvme", "nvme_path": "/nvme/weights", "buffer_count": 6, "max_in_cpu": 7)");
-  EXPECT_EQ(config.pager.disk, (WeightsOnDisk{.folder = "/nvme/weights", .buffers = 6}));
+  EXPECT_EQ(config.pager.disk, (DiskSpace{.folder = "/nvme/weights", .buffers = 6}));
   EXPECT_FALSE(config.pager.offload_parameters);
   EXPECT_FALSE(config.disk.is_on());
   EXPECT_EQ(config_from_json(to_json(config), 1), config);

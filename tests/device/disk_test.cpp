@@ -158,9 +158,9 @@ TEST(DiskQueue, MovesPiecesToAndFromAnyMemoryAndCountsThem) {
   DiskQueue queue(*file, 2);
   const DiskBuffer buffer(bytes);
   for (int64_t i = 0; i < bytes; ++i) buffer.data()[i] = static_cast<std::byte>(i % 251);
-  queue.write_pieces(0, buffer.first(bytes)).get();
+  queue.write(0, buffer.first(bytes)).get();
   std::vector<std::byte> found(bytes - 5);
-  queue.read_pieces(0, found).get();
+  queue.read(0, found).get();
   EXPECT_TRUE(std::equal(found.begin(), found.end(), buffer.data()));
   const DiskUse use = queue.use();
   EXPECT_EQ(use.written_bytes, bytes);

@@ -17,7 +17,7 @@ namespace {
 
 using namespace testing;
 
-StatesOnDisk disk_in(const TemporaryFolder& folder, int buffers = 2) {
+DiskSpace disk_in(const TemporaryFolder& folder, int buffers = 2) {
   return {.folder = folder.path().string(), .buffers = buffers, .block_numel = 4096};
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/base/bytes.h"
 #include "trireme/base/tensor_part.h"
 
 namespace trireme {
@@ -20,9 +21,9 @@ class SliceStore {
   virtual at::ScalarType dtype() const = 0;
   virtual int64_t numel() const = 0;
   /// Fills `to` with the slice's bytes from `begin` on. Throws IoError.
-  virtual void read(int64_t begin, std::span<std::byte> to) = 0;
+  virtual void read(Bytes begin, std::span<std::byte> to) = 0;
   /// Replaces the slice's bytes from `begin` on. Throws IoError.
-  virtual void write(int64_t begin, std::span<const std::byte> from) = 0;
+  virtual void write(Bytes begin, std::span<const std::byte> from) = 0;
 };
 
 /// This rank's piece of one global tensor: a part of it, or of the part's row-major flattening a range.

@@ -82,7 +82,7 @@ struct Config {
   /// releases.
   double gradient_clipping = 1.0;
   PagerPolicy pager;
-  StatesOnDisk disk;
+  DiskSpace disk;
   LeafModuleOptions leaf_modules;
   RecomputeConfig recompute;
   TilePolicy tiled;

@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "trireme/base/worker.h"
@@ -40,6 +41,21 @@ class DiskFile {
 ///
 /// Throws    IoError: no such folder, or no space, with the bytes that are free.
 std::unique_ptr<DiskFile> make_disk_file(const std::filesystem::path& folder, int64_t bytes);
+
+/// Where weights or states are kept on disk, and in how much memory they are used: DeepSpeed's offload_param and
+/// offload_optimizer with the device "nvme".
+struct DiskSpace {
+  std::string folder = {};                 ///< nvme_path; empty: all is in memory
+  int buffers = 4;                         ///< buffer_count: shards or blocks that are in memory during an update
+  int64_t block_numel = int64_t{1} << 20;  ///< elements of a block of states; a multiple of 4096
+  /// Makes the file; empty: make_disk_file().
+  std::function<std::unique_ptr<DiskFile>(const std::string& folder, int64_t bytes)> make_file = {};
+
+  bool is_on() const { return !folder.empty(); }
+  bool operator==(const DiskSpace& other) const {
+    return folder == other.folder && buffers == other.buffers && block_numel == other.block_numel;
+  }
+};
 
 /// Memory for transfers: `bytes` that begin at a multiple of kDiskAlignment.
 class DiskBuffer {
@@ -104,12 +120,9 @@ class DiskQueue {
   DiskQueue(const DiskQueue&) = delete;
   DiskQueue& operator=(const DiskQueue&) = delete;
 
-  /// DiskTransfer::get() throws what the file throws.
-  DiskTransfer read(int64_t offset, std::span<std::byte> to);
+  /// In pieces of kDiskPieceBytes, which several threads move at a time. DiskTransfer::get() throws what the file throws.
+  DiskTransfer read(int64_t offset, std::span<std::byte> to);  ///< into any memory
   DiskTransfer write(int64_t offset, std::span<const std::byte> from);
-  /// The same in pieces of kDiskPieceBytes, which several threads move at a time. Bytes are read into any memory.
-  DiskTransfer read_pieces(int64_t offset, std::span<std::byte> to);
-  DiskTransfer write_pieces(int64_t offset, std::span<const std::byte> from);
 
   /// `bytes` is 0.
   DiskUse use() const;
@@ -117,7 +130,7 @@ class DiskQueue {
  private:
   using Task = std::packaged_task<void(const DiskBuffer& scratch)>;
   template <class Memory>
-  DiskTransfer move(int64_t offset, Memory memory, int64_t piece_bytes);
+  DiskTransfer move(int64_t offset, Memory memory);
   Task task(int64_t offset, std::span<std::byte> to);
   Task task(int64_t offset, std::span<const std::byte> from);
   std::future<void> enqueue(Task task);

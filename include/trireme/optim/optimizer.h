@@ -39,7 +39,7 @@ class ShardedOptimizer {
   /// Throws    ConfigError: Lamb, or stochastic rounding, for parameters on a device; Lamb, Lion or Muon in bf16.
   ///           IoError: the disk has no space, or cannot be written to.
   ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters, const UpdateArithmetic& arithmetic = {},
-                   const StatesOnDisk& disk = {});
+                   const DiskSpace& disk = {});
   /// Steps the optimizer that `factory` makes over this rank's parts of parameters. Throws ConfigError: it cannot be
   /// stepped.
   ShardedOptimizer(Pager& pager, Group& group, const ClientOptimizerFactory& factory,

@@ -52,21 +52,6 @@ struct UpdateArithmetic {
   bool rounds_stochastically = false;  ///< PrecisionOptions::stochastic_rounding
 };
 
-/// Masters and states in a file on disk instead of memory: DeepSpeed's offload_optimizer with the device "nvme". Not
-/// for Lamb, Muon and a client's optimizer, which need more than one block of a parameter at a time.
-struct StatesOnDisk {
-  std::string folder = {};                 ///< nvme_path; empty: they are in memory
-  int buffers = 4;                         ///< buffer_count: blocks that are in memory during an update
-  int64_t block_numel = int64_t{1} << 20;  ///< elements of a block; a multiple of 4096
-  /// Makes the file; empty: make_disk_file().
-  std::function<std::unique_ptr<DiskFile>(const std::string& folder, int64_t bytes)> make_file = {};
-
-  bool is_on() const { return !folder.empty(); }
-  bool operator==(const StatesOnDisk& other) const {
-    return folder == other.folder && buffers == other.buffers && block_numel == other.block_numel;
-  }
-};
-
 /// The name of `kind` as the configuration's `type` has it.
 const char* optimizer_name(OptimizerKind kind);
 /// The states of each element, at most two, by the names that they have in checkpoints.

@@ -135,17 +135,6 @@ class Pager {
   /// its former weights have been copied to the device.
   void await_owned(int unit);
   bool is_owned_there(int unit) const;  ///< whether await_owned() would return at once
-  /// Where weights are on disk (PagerPolicy::disk): on return the owned weights of `unit` are in memory, and those of
-  /// later units on their way, until publish(), store_owned() or drop_owned(). Elsewhere without effect, as these are.
-  /// Local. Throws IoError; StateError: a write has failed before.
-  void bring_owned(int unit);
-  /// They have changed, and go back to the disk.
-  void store_owned(int unit);
-  /// They have not changed.
-  void drop_owned(int unit) noexcept;
-  /// `numel` of the owned weights of `unit`, from `begin` on, on disk; null: they are in memory. Lives as long as this
-  /// does.
-  SliceStore* owned_store(int unit, int64_t begin, int64_t numel) const;
   /// Ends a ClosedWindow::defer_publish() of `unit`, from any thread: its owned weights are final, or `problem` is the
   /// error that prevented the update.
   void publish_deferred(int unit, const std::exception_ptr& problem = nullptr);

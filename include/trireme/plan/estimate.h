@@ -16,8 +16,8 @@ namespace trireme {
 /// Model states that a host keeps on disk.
 enum class KeptOnDisk : uint8_t {
   kNothing,
-  kStates,            ///< masters and optimizer states (StatesOnDisk)
-  kStatesAndWeights,  ///< at ZeRO stage 3 the weights, too (WeightsOnDisk)
+  kStates,            ///< masters and optimizer states (Config::disk)
+  kStatesAndWeights,  ///< at ZeRO stage 3 the weights, too (PagerPolicy::disk)
 };
 
 /// Options of estimate_model_states().

@@ -178,7 +178,7 @@ void read_all(ShardReader& reader, const std::vector<SliceRead>& reads, StateTre
   for (const SliceRead& read : reads) {
     const TensorSlice& slice = destination.tensors[read.destination];
     if (slice.store)
-      reader.read(read, [&](int64_t begin, std::span<const std::byte> bytes) { slice.store->write(begin, bytes); });
+      reader.read(read, [&](int64_t begin, std::span<const std::byte> bytes) { slice.store->write({begin}, bytes); });
     else
       reader.read(read, static_cast<std::byte*>(slice.data.data_ptr()));
   }

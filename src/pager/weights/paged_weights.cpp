@@ -7,10 +7,7 @@
 // On a device gathers have a stream of their own. What may run when is said by events: a gather starts behind the last
 // write of its shard and the last use of its buffer, and who touches a unit goes on behind its gather.
 //
-// Where a unit is offloaded its shard is updated on the host: the device has a copy of it, or none (HostSlice, and
-// PagedUnit::shard on the host), from where a gather brings it.
-//
-// With PagerPolicy::disk shards are on disk. A gather reads this rank's into its buffer, beside the program, and what
+// Where a shard is kept its home knows (ShardHome). One that reads beside the program does so into the buffer, and what
 // peers have follows when the unit is needed: so all ranks exchange units in the order in which they touch them.
 //
 // Residency decides which units are whole; this file executes its actions.
@@ -20,11 +17,12 @@
 #include <algorithm>
 #include <span>
 
-#include "pager/offload/host_slice.h"
+#include "device/extents.h"
 #include "pager/storage/buffer_arena.h"
 #include "pager/storage/kernels.h"
 #include "pager/weights/flat_buffers.h"
 #include "pager/weights/residency.h"
+#include "pager/weights/shard_home.h"
 #include "pager/weights/store.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/pager/storage/written_values.h"
@@ -37,15 +35,11 @@ enum class UnitState { kReleased, kGathering, kWhole };
 
 struct PagedUnit {
   UnitState state = UnitState::kReleased;
-  at::Tensor shard;
-  DiskTransfer reading;     // into the buffer, of a shard on disk
   Event written;            // behind the shard's last write
-  HostSlice updated_there;  // where the device's shard is a copy
-  Event left;               // behind the last copy from a shard on the host
   ArenaBuffer buffer;       // undefined while released
   bool is_rounded = false;  // what is in the buffer, or will be
   bool is_unseen = false;   // the program has written into it, and ranks have not compared that
-  bool is_newer = false;    // than the shard on disk
+  at::Tensor own;           // this rank's shard, while it is gathered: in the buffer or at home
   Pending<void> gather;
   Event brought;  // behind a gather in which no peer takes part
 };
@@ -63,14 +57,13 @@ class PagedWeights final : public WeightStore {
     if (registers_buffers(context))
       arena_ = BufferArena(meshes().front().shards.buffer_registration(device())->zeros(
           bytes_of_units_in_slab(context.layout, residency_.limit_bytes())));
-    if (disk() != nullptr) arena_ = BufferArena(&DiskShards::memory);
+    if (context.extents != nullptr) arena_ = BufferArena(&Extents::memory);
     for (int i = 0; i < units(); ++i) take_over(i);
   }
 
   ~PagedWeights() override {
     for (int i = 0; i < units(); ++i) {
       paged_[i].gather = {};
-      paged_[i].reading = {};
       paged_[i].brought.stream_wait_quietly();
       // A unit that is whole stays readable.
       if (paged_[i].state == UnitState::kWhole && paged_[i].is_rounded) release(i);
@@ -99,15 +92,8 @@ class PagedWeights final : public WeightStore {
     const int64_t begin = shard_begin(managed.unit);
     const Overlap mine = overlap(managed, begin, begin + unit(managed.unit).shard_numel);
     if (mine.empty()) return;
-    PagedUnit& paged = paged_[managed.unit];
-    if (disk() != nullptr) {
-      paged.is_newer = true;
-      return;
-    }
-    // The whole unit has come from there, so the shard, wherever it is, is read by nobody.
-    paged.shard.narrow(0, mine.begin - begin, mine.numel())
-        .copy_(paged.buffer.memory().narrow(0, mine.begin, mine.numel()));
-    paged.written = Event::record(device());
+    homes_[managed.unit]->write(own_part(managed.unit), mine.begin - begin, mine.numel());
+    paged_[managed.unit].written = Event::record(device());
   }
 
   int64_t written_digest(int index) const override {
@@ -121,11 +107,9 @@ class PagedWeights final : public WeightStore {
       paged_[i].is_unseen = false;
       // One that nobody waited for (the step took another way than the last one) reads what may be written now.
       if (paged_[i].state == UnitState::kGathering) finish_demanded(i);
-      write_newer(i);
+      homes_[i]->keep_written();
       offload().await(i);
-      if (!has_copy(i)) continue;
-      if (is_written(i)) paged_[i].updated_there.fetch();
-      paged_[i].updated_there.end_use();
+      homes_[i]->begin_update(is_written(i));
     }
   }
 
@@ -152,26 +136,23 @@ class PagedWeights final : public WeightStore {
   }
 
   OwnedSlice owned(int index) override {
-    const PagedUnit& paged = paged_[index];
-    return {
-        index, piece_begin(index), has_copy(index) ? paged.updated_there.on_host() : piece_of(index, paged.shard), {}};
+    return {.unit = index,
+            .begin = piece_begin(index),
+            .weights = piece_of(index, homes_[index]->owned()),
+            .gradients = {},
+            .home = homes_[index].get()};
   }
-  void await_owned(int index) override {
-    has_copy(index) ? paged_[index].updated_there.await_sent() : paged_[index].left.synchronize();
-  }
-  bool is_owned_there(int index) const override {
-    return has_copy(index) ? paged_[index].updated_there.is_sent() : paged_[index].left.is_complete();
-  }
+  void await_owned(int index) override { homes_[index]->await_owned(); }
+  bool is_owned_there(int index) const override { return homes_[index]->is_owned_there(); }
 
   void outdate(int index) override { execute(residency_.release(index)); }
   void publish(int index) override {
-    if (has_copy(index)) return paged_[index].updated_there.send(returns_stream_);
-    if (disk() != nullptr) return disk()->put_back(index);
-    join_pieces(index, paged_[index].shard);
+    homes_[index]->publish();
+    join_pieces(index, homes_[index]->owned());
   }
 
   void open_window() override {
-    if (disk() != nullptr) disk()->settle();
+    for (const auto& home : homes_) home->settle();
     const Event updated = Event::record(device());
     for (PagedUnit& paged : paged_) paged.written = updated;
     residency_.end_step();
@@ -180,9 +161,9 @@ class PagedWeights final : public WeightStore {
   void add_to(PagerMemory& memory) const override {
     memory.registered_bytes += shards_.registered_bytes() + arena_.slab_bytes();
     for (int i = 0; i < units(); ++i) {
-      if (disk() != nullptr || (is_host(paged_[i].shard) && !is_host(device()))) continue;  // counted as offloaded
-      memory.weight_bytes += static_cast<int64_t>(paged_[i].shard.nbytes());
-      memory.padding_bytes += unit(i).padding() * paged_[i].shard.element_size() / unit(i).shards;
+      const int64_t bytes = homes_[i]->weight_bytes();
+      memory.weight_bytes += bytes;
+      if (bytes > 0) memory.padding_bytes += bytes_of(unit(i).padding(), unit(i).dtype).count / unit(i).shards;
     }
     memory.live_bytes += live_bytes_;
     memory.peak_live_bytes += peak_live_bytes_;
@@ -197,19 +178,17 @@ class PagedWeights final : public WeightStore {
  private:
   int64_t shard_bytes() const {
     int64_t bytes = 0;
-    for (int i = 0; i < units() && disk() == nullptr; ++i)
-      if (!offload().keeps_shard(i)) bytes += bytes_in_slab(unit(i).shard_numel, unit(i).dtype);
+    for (int i = 0; i < units(); ++i)
+      if (is_shard_on_device(context(), i)) bytes += bytes_in_slab(unit(i).shard_numel, unit(i).dtype);
     return bytes;
   }
-  int64_t unit_bytes(int index) const {
-    return unit(index).numel() * static_cast<int64_t>(c10::elementSize(unit(index).dtype));
-  }
+  int64_t unit_bytes(int index) const { return bytes_of(unit(index).numel(), unit(index).dtype).count; }
   Residency make_residency(const StoreContext& context) const {
     std::vector<Residency::Unit> sizes;
     int64_t largest = 0;
     for (int i = 0; i < units(); ++i) {
-      // A unit that comes from the host or a disk saves nothing on its way by being rounded first.
-      const bool may_round = unit(i).dtype == at::kFloat && !context.offload.keeps_shard(i) && disk() == nullptr &&
+      // A unit that comes from elsewhere saves nothing on its way by being rounded first.
+      const bool may_round = unit(i).dtype == at::kFloat && is_shard_on_device(context, i) &&
                              unit(i).communication_dtype != at::ScalarType::Undefined;
       sizes.push_back({unit_bytes(i), may_round});
       largest = std::max(largest, unit_bytes(i));
@@ -265,23 +244,9 @@ class PagedWeights final : public WeightStore {
       release_parameter(managed);
     }
     broadcast_over(mesh(index), whole);
-    PagedUnit& paged = paged_[index];
-    const at::Tensor mine = whole.narrow(0, shard_begin(index), unit(index).shard_numel);
-    if (disk() != nullptr) {
-      disk()->write(index, mine);
-      paged.shard = disk()->tensor(index);
-    } else if (offload().keeps_shard(index)) {
-      paged.shard = offload().memory().take(mine.numel(), mine.scalar_type()).copy_(mine);
-    } else {
-      paged.shard = shards_.zeros(mine.numel(), mine.scalar_type()).copy_(mine);
-    }
-    if (has_copy(index)) paged.updated_there = HostSlice(paged.shard, offload().memory());
-    paged.written = Event::record(device());
+    homes_.push_back(make_shard_home(context(), index, part_of(index, whole), shards_, returns_stream_));
+    paged_[index].written = Event::record(device());
   }
-
-  bool is_alone_on_device(int index) const { return !is_host(device()) && shards(index).size() == 1; }
-  /// The device has this rank's shard, and the host updates it.
-  bool has_copy(int index) const { return offload().owns(index) && !offload().keeps_shard(index); }
 
   void release_parameter(const ManagedParameter& managed) {
     StorageHandle::release(managed.storage(), managed.owner,
@@ -323,13 +288,9 @@ class PagedWeights final : public WeightStore {
     {
       const OnStream on(gathers_stream_);
       paged.written.stream_wait();
-      if (has_copy(index)) paged.updated_there.begin_use();
       paged.buffer.begin_write();
-      const SubjectScope subject(unit(index).name);
-      if (disk() != nullptr)
-        paged.reading = disk()->read(index, own_part(index));
-      else
-        paged.gather = rounded ? gather_rounded(index) : gather_exactly(index);
+      paged.own = homes_[index]->read_into(part_of(index, gathered(index)));
+      if (!homes_[index]->reads_beside()) exchange(index);
     }
     paged.state = UnitState::kGathering;
     live_bytes_ += unit_bytes(index);
@@ -346,45 +307,29 @@ class PagedWeights final : public WeightStore {
     paged_[index].is_unseen = false;
   }
 
-  Pending<void> gather_exactly(int index) {
+  /// This rank's shard of `whole` [numel of the unit].
+  at::Tensor part_of(int index, const at::Tensor& whole) const {
+    return whole.narrow(0, shard_begin(index), unit(index).shard_numel);
+  }
+  at::Tensor own_part(int index) const { return part_of(index, paged_[index].buffer.memory()); }
+  /// Where shards come together: the buffer, or its upper half, from where finish_gather() widens them.
+  at::Tensor gathered(int index) const {
+    return paged_[index].is_rounded ? upper_half(index) : paged_[index].buffer.memory();
+  }
+
+  /// Begins to bring what peers have.
+  void exchange(int index) {
     PagedUnit& paged = paged_[index];
-    const at::Tensor& whole = paged.buffer.memory();
-    if (!is_alone_on_device(index) && !offload().keeps_shard(index))
-      return shards(index).all_gather(whole, paged.shard);
-    const at::Tensor mine = whole.narrow(0, shard_begin(index), unit(index).shard_numel);
-    mine.copy_(paged.shard, /*non_blocking=*/true);
-    paged.left = Event::record(device());
-    if (!is_alone_on_device(index)) return shards(index).all_gather(whole, mine);
-    paged.brought = paged.left;
-    return {};
+    const at::Tensor own = std::exchange(paged.own, {}), whole = gathered(index);
+    if (shards(index).size() > 1) {
+      const SubjectScope subject(unit(index).name);
+      paged.gather = shards(index).all_gather(whole, own);
+      return;
+    }
+    if (own.data_ptr() != whole.data_ptr()) at::Tensor(whole).copy_(own, /*non_blocking=*/true);
+    paged.brought = Event::record(device());
   }
 
-  at::Tensor own_part(int index) const {
-    return paged_[index].buffer.memory().narrow(0, shard_begin(index), unit(index).shard_numel);
-  }
-
-  Pending<void> gather_read(int index) {
-    paged_[index].reading.get();
-    if (shards(index).size() == 1) return {};
-    const SubjectScope subject(unit(index).name);
-    return shards(index).all_gather(paged_[index].buffer.memory(), own_part(index));
-  }
-
-  /// A unit that is whole, and that the program has written into, goes to the disk.
-  void write_newer(int index) {
-    if (!paged_[index].is_newer) return;
-    disk()->write(index, own_part(index));
-    paged_[index].is_newer = false;
-  }
-
-  // Into the upper half of the buffer, from where finish_gather() widens it.
-  Pending<void> gather_rounded(int index) {
-    const PagedUnit& paged = paged_[index];
-    const at::Tensor rounded = upper_half(index);
-    const at::Tensor own = rounded.narrow(0, shard_begin(index), unit(index).shard_numel);
-    own.copy_(paged.shard);
-    return shards(index).all_gather(rounded, own);
-  }
   at::Tensor upper_half(int index) const {
     const int64_t numel = unit(index).numel();
     return paged_[index].buffer.memory().view(unit(index).communication_dtype).narrow(0, numel, numel);
@@ -399,7 +344,10 @@ class PagedWeights final : public WeightStore {
     PagedUnit& paged = paged_[index];
     TRIREME_CHECK(paged.state == UnitState::kGathering, "unit ", unit(index).name);
     try {
-      if (disk() != nullptr) paged.gather = gather_read(index);
+      if (homes_[index]->reads_beside()) {
+        homes_[index]->await_read();
+        exchange(index);
+      }
       wait_for(paged.gather);
     } catch (...) {
       forget_buffer(index);  // a later access must not take what never came for the weights
@@ -422,14 +370,14 @@ class PagedWeights final : public WeightStore {
           str(error.what(),
               "; with ZeRO stage 3 and gather=\"copy\" every rank must use the same units in the same order: "
               "name the module around them in zero_optimization.leaf_module",
-              disk() == nullptr ? ", or use gather=\"shared\"" : ""));
+              context().extents == nullptr ? ", or use gather=\"shared\"" : ""));
     }
   }
 
   void release(int index) {
     PagedUnit& paged = paged_[index];
     if (paged.state == UnitState::kGathering) finish_gather(index);
-    write_newer(index);
+    homes_[index]->keep_written();
     if (paged.is_unseen)
       for (const Placement& placement : unit(index).parameters)
         digests_[placement.index] = written_digest(placement.index);
@@ -461,6 +409,7 @@ class PagedWeights final : public WeightStore {
   BufferArena arena_;
   SideStream gathers_stream_;
   SideStream returns_stream_;
+  std::vector<std::unique_ptr<ShardHome>> homes_;  // by unit; before the buffers that they read into
   int64_t live_bytes_ = 0;
   int64_t peak_live_bytes_ = 0;
   uint64_t accesses_ = 0;  // outside of operators

@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "pager/offload/offload.h"
-#include "pager/weights/disk_shards.h"
 #include "pager/weights/managed_parameter.h"
 #include "trireme/pager/layout/shard_mesh.h"
 #include "trireme/pager/storage/owned_slice.h"
 #include "trireme/pager/storage/pager_memory.h"
 
 namespace trireme {
+
+class Extents;
 
 /// The things that every store works on.
 struct StoreContext {
@@ -22,7 +23,7 @@ struct StoreContext {
   std::vector<ManagedParameter>& parameters;
   const c10::Device& device;  ///< of all parameters, and of what is kept for them but for what is offloaded
   Offload& offload;
-  const std::unique_ptr<DiskShards>& disk;  ///< null: shards are in memory
+  const std::unique_ptr<Extents>& extents;  ///< of shards on disk; null: they are in memory
 
   const UnitLayout& unit(int index) const { return layout.units[index]; }
   const ShardMesh& mesh(int index) const { return meshes[unit(index).mesh]; }
@@ -99,7 +100,7 @@ class WeightStore {
   const PagerPolicy& policy() const { return context_.policy; }
   c10::Device device() const { return context_.device; }
   Offload& offload() const { return context_.offload; }
-  DiskShards* disk() const { return context_.disk.get(); }
+  const StoreContext& context() const { return context_; }
   bool is_written(int index) const;  ///< by the user, since the window opened: some parameter of the unit
   at::TensorOptions options(int index) const { return at::TensorOptions().dtype(unit(index).dtype).device(device()); }
 

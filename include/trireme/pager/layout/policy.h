@@ -23,18 +23,6 @@ enum class GatherPolicy {
   kCopy,    ///< an all-gather into an arena buffer, released when it is no longer needed
 };
 
-/// Shards of weights in a file on disk instead of memory: DeepSpeed's offload_param with the device "nvme". Not for
-/// optimizers that need more than one unit at a time (Lamb, Muon, a client's).
-struct WeightsOnDisk {
-  std::string folder = {};  ///< nvme_path; empty: they are in memory
-  int buffers = 5;          ///< buffer_count: shards that are in memory during an update
-  /// Makes the file; empty: make_disk_file().
-  std::function<std::unique_ptr<DiskFile>(const std::string& folder, int64_t bytes)> make_file = {};
-
-  bool is_on() const { return !folder.empty(); }
-  bool operator==(const WeightsOnDisk& other) const { return folder == other.folder && buffers == other.buffers; }
-};
-
 /// The options of a pager.
 struct PagerPolicy {
   int stage = 0;  ///< ZeRO stage, 0-3
@@ -68,8 +56,9 @@ struct PagerPolicy {
   /// ZeRO stage 3: shards of such units, and of frozen ones, are kept on the host only; a gather copies them to the
   /// device.
   bool offload_parameters = false;
-  /// ZeRO stage 3 with kCopy, on hosts: shards, frozen ones too, are on disk; a gather reads them.
-  WeightsOnDisk disk = {};
+  /// ZeRO stage 3 with kCopy, on hosts: shards, frozen ones too, are on disk; a gather reads them. Not for optimizers
+  /// that need more than one unit at a time (Lamb, Muon, a client's).
+  DiskSpace disk = {.buffers = 5};
   UnitRules units = {};
   bool operator==(const PagerPolicy&) const = default;
 };
