@@ -12,8 +12,8 @@ SMALLEST = 1e-4
 SECTION = {}  # of every program's `tensor_parallel`
 
 
-def seeded(make):
-    torch.manual_seed(0)
+def seeded(make, seed=0):
+    torch.manual_seed(seed)
     return make()
 
 
@@ -46,25 +46,34 @@ class Differences:
 def configuration(tensor, stage, partition_config=None, accumulation=1, optimizer=ADAMW, **more):
     section = {"autotp_size": tensor, **SECTION, **({"partition_config": partition_config} if partition_config else {})}
     return {"train_micro_batch_size_per_gpu": BATCH, "gradient_accumulation_steps": accumulation, "optimizer": optimizer,
-            "tensor_parallel": section, "zero_optimization": {"stage": stage}, **more}
+            "zero_optimization": {"stage": stage}, **({"tensor_parallel": section} if tensor > 1 else {}), **more}
 
 
 def compare(tensor, stage, make, loss_of=next_token, partition_config=None, batch_of=tokens, steps=3, optimizer_of=adamw, clipping=1.0, between=None,
-            accumulation=1, smallest=SMALLEST, after=None, initialize=None, backward=None, **more):
-    """{kind: [difference, where]} of losses, gradients of the first step and weights."""
-    own, plain = seeded(make), seeded(make)
+            accumulation=1, smallest=SMALLEST, closely=False, seed=0, after=None, initialize=None, under_init=False, backward=None, **more):
+    """{kind: [difference, where]} of losses, gradients of the first step and weights.
+
+    `closely`: of norms of gradients and of all ranks' mean losses, too, and small gradients and weights count as what
+    they are.
+    """
+    smallest, share, smallest_weight = (1e-12, SMALLEST, 1e-12) if closely else (smallest, 1e-3, 1e-2)
     config = configuration(tensor, stage, partition_config, accumulation, **{"gradient_clipping": clipping, **more})
+    with trireme.zero.Init(config_dict_or_path=config, enabled=under_init and stage == 3):
+        own = seeded(make, seed)
+    plain = seeded(make, seed)
     engine, *_ = trireme.initialize(model=own, config=config, **(initialize(own) if initialize else {}))
-    copies = engine.dp_world_size
-    copy = engine.global_rank // tensor
+    copies, copy = engine.dp_world_size, engine.get_data_parallel_rank()
+    assert copies * tensor == engine.world_size, f"{copies} copies with {tensor} ranks for each layer, of {engine.world_size}"
     optimizer = optimizer_of([p for p in plain.parameters() if p.requires_grad])
     found = Differences()
     names = {name: parameter for name, parameter in own.named_parameters()}
     for step in range(steps):
         optimizer.zero_grad()
+        means = torch.zeros(2, dtype=torch.float64)  # of this rank's losses and of the expected ones
         for micro in range(accumulation):
             number = (step * accumulation + micro) * copies
             loss = loss_of(engine, own, *batch_of(number + copy))
+            means[0] += loss.item() / accumulation
             if backward:
                 backward(engine, loss)
             else:
@@ -73,6 +82,7 @@ def compare(tensor, stage, make, loss_of=next_token, partition_config=None, batc
                 expected = loss_of(plain, plain, *batch_of(number + other))
                 if other == copy:
                     found.see("loss", f"step {step}", loss, expected)
+                means[1] += expected.item() / copies / accumulation
                 (expected / copies / accumulation).backward()
             if micro + 1 < accumulation:
                 engine.step()
@@ -80,16 +90,20 @@ def compare(tensor, stage, make, loss_of=next_token, partition_config=None, batc
             whole = math.sqrt(sum(p.grad.norm().item() ** 2 for p in plain.parameters() if p.grad is not None))
             for name, parameter in plain.named_parameters():
                 if parameter.requires_grad and parameter.grad is not None:
-                    found.see("gradient", name, trireme.utils.safe_get_full_grad(names[name]), parameter.grad, max(smallest, 1e-3 * whole))
-        nn.utils.clip_grad_norm_(plain.parameters(), clipping)
+                    found.see("gradient", name, trireme.utils.safe_get_full_grad(names[name]), parameter.grad, max(smallest, share * whole))
+        norm = nn.utils.clip_grad_norm_(plain.parameters(), clipping)
         engine.step()
+        if closely:
+            torch.distributed.all_reduce(means)
+            found.see("mean loss", f"step {step}", *means, smallest)
+            found.see("norm", f"step {step}", torch.tensor(engine.get_global_grad_norm()), norm, smallest)
         optimizer.step()
         if between:
             between(engine, own, found, "own") if between.__code__.co_argcount == 4 else between(own)
             between(plain, plain, found, "plain") if between.__code__.co_argcount == 4 else between(plain)
     with trireme.zero.GatheredParameters(list(own.parameters())):
         for name, parameter in plain.named_parameters():
-            found.see("weight", name, names[name], parameter, 1e-2)
+            found.see("weight", name, names[name], parameter, smallest_weight)
     for name, buffer in plain.named_buffers():
         if buffer.is_floating_point():
             found.see("buffer", name, dict(own.named_buffers())[name], buffer)
@@ -97,7 +111,7 @@ def compare(tensor, stage, make, loss_of=next_token, partition_config=None, batc
         after(engine, own, plain, found)
     engine.destroy()
     for name, parameter in plain.named_parameters():
-        found.see("weight after destroy", name, names[name], parameter, 1e-2)
+        found.see("weight after destroy", name, names[name], parameter, smallest_weight)
     return found.worst
 
 
