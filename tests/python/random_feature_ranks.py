@@ -18,7 +18,6 @@ import sys
 import tempfile
 import traceback
 
-import feature_models as models
 import plain_optimizers
 import random_programs
 import torch
@@ -28,6 +27,7 @@ from random_features import STEPS, draw_program
 from trireme import errors, fsdp
 from trireme.pipe import PipelineModule
 from trireme.runtime.pipe.topology import PipeDataParallelTopology
+from zoo import features as models
 
 # Tolerances of losses and gradients: of the largest element of the tensor in fp32, of its norm otherwise, where an
 # element has 8 or 11 bits; of weights to the way that they went.

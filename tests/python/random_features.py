@@ -4,7 +4,7 @@ steps."""
 import dataclasses
 import random
 
-import feature_models as models
+from zoo import features as models
 
 STEPS = 3
 # The events that stand in a program by themselves, and those that end one engine and begin another.

@@ -3,11 +3,12 @@ pipeline."""
 import functools
 
 import torch
-from zoo import hugging_face, models as zoo_models
+import zoo
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from trireme.pipe import TiedLayerSpec
+from zoo import hugging_face, models as zoo_models
 
 SAMPLES, LENGTH, WIDTH, FEATURES, PADDING = 2, 16, 32, 8, 1
 HEADS = 4
@@ -225,3 +226,9 @@ def loss_of(name, call, values, dtype=torch.float32):
         return call(**values).loss
     inputs = values["input_ids"]
     return criterion(name)(call(inputs.to(dtype) if inputs.is_floating_point() else inputs), values["labels"])
+
+
+PROGRAMS = zoo.Collection("features", sorted_by_words=False)
+for _name in MODELS:
+    PROGRAMS.add(f"feature {_name}", functools.partial(build, _name), lambda call, _, values, name=_name: loss_of(name, call, values),
+                 lambda number, name=_name: (batch(name, number),))
