@@ -28,158 +28,109 @@ class TiedLm(Lm):
 
 
 # Losses of the logits.
-def loss(function):
-    """`function` of logits (tokens, vocabulary) and labels."""
-    def of_model(call, _, ids):
-        logits = call(ids)
-        return function(logits[:, :-1].reshape(-1, logits.size(-1)), ids[:, 1:].reshape(-1))
-    PROGRAMS.add(f"loss_{function.__name__}", small_lm(), of_model, partition_config=OF_LM)
-    PROGRAMS.add(f"loss_{function.__name__}_tied", lambda: TiedLm(layers=1), of_model)
-    return function
+def loss(name):
+    """Declares a function of logits (tokens, vocabulary) and labels."""
+    def declare(function):
+        def of_model(call, _, ids):
+            logits = call(ids)
+            return function(logits[:, :-1].reshape(-1, logits.size(-1)), ids[:, 1:].reshape(-1))
+        PROGRAMS.add(f"loss_{name}", small_lm(), of_model, partition_config=OF_LM)
+        PROGRAMS.add(f"loss_{name}_tied", lambda: TiedLm(layers=1), of_model)
+    return declare
 
 
-@loss
-def smoothed(logits, labels):
-    return F.cross_entropy(logits, labels, label_smoothing=0.1)
+loss("smoothed")(lambda logits, labels: F.cross_entropy(logits, labels, label_smoothing=0.1))
+loss("ignored")(lambda logits, labels: F.cross_entropy(logits, labels.masked_fill(labels % 3 == 0, -100)))
+loss("ignored_other")(lambda logits, labels: nn.CrossEntropyLoss(ignore_index=7, reduction="sum")(logits, labels) / (labels != 7).sum())
+loss("weighted")(lambda logits, labels: F.cross_entropy(logits, labels, weight=torch.linspace(0.5, 2, VOCABULARY)))
+loss("probabilities")(lambda logits, labels: F.cross_entropy(logits, F.one_hot(labels, VOCABULARY).float() * 0.9 + 0.1 / VOCABULARY))
 
 
-@loss
-def ignored(logits, labels):
-    return F.cross_entropy(logits, labels.masked_fill(labels % 3 == 0, -100))
-
-
-@loss
-def ignored_other(logits, labels):
-    return nn.CrossEntropyLoss(ignore_index=7, reduction="sum")(logits, labels) / (labels != 7).sum()
-
-
-@loss
-def weighted(logits, labels):
-    return F.cross_entropy(logits, labels, weight=torch.linspace(0.5, 2, VOCABULARY))
-
-
-@loss
-def probabilities(logits, labels):
-    return F.cross_entropy(logits, F.one_hot(labels, VOCABULARY).float() * 0.9 + 0.1 / VOCABULARY)
-
-
-@loss
-def each(logits, labels):
+@loss("each")
+def _(logits, labels):
     losses = F.cross_entropy(logits, labels, reduction="none")
     return (losses * torch.linspace(0, 1, len(losses))).sum() / len(losses)
 
 
-@loss
-def with_z(logits, labels):
-    return F.cross_entropy(logits, labels) + 1e-2 * torch.logsumexp(logits, -1).pow(2).mean()
+loss("with_z")(lambda logits, labels: F.cross_entropy(logits, labels) + 1e-2 * torch.logsumexp(logits, -1).pow(2).mean())
+loss("by_log_softmax")(lambda logits, labels: -logits.log_softmax(-1).gather(-1, labels[:, None]).squeeze(-1).mean())
+loss("by_nll")(lambda logits, labels: F.nll_loss(F.log_softmax(logits.float(), dim=-1), labels))
+loss("by_logsumexp")(lambda logits, labels: (logits.logsumexp(-1) - logits[torch.arange(len(labels)), labels]).mean())
 
 
-@loss
-def by_log_softmax(logits, labels):
-    return -logits.log_softmax(-1).gather(-1, labels[:, None]).squeeze(-1).mean()
-
-
-@loss
-def by_nll(logits, labels):
-    return F.nll_loss(F.log_softmax(logits.float(), dim=-1), labels)
-
-
-@loss
-def by_logsumexp(logits, labels):
-    return (logits.logsumexp(-1) - logits[torch.arange(len(labels)), labels]).mean()
-
-
-@loss
-def focal(logits, labels):
+@loss("focal")
+def _(logits, labels):
     losses = F.cross_entropy(logits, labels, reduction="none")
     return ((1 - torch.exp(-losses)) ** 2 * losses).mean()
 
 
-@loss
-def focal_by_softmax(logits, labels):
+@loss("focal_by_softmax")
+def _(logits, labels):
     p = logits.softmax(-1).gather(1, labels.unsqueeze(1)).squeeze(1)
     return -((1 - p) ** 2 * p.log()).mean()
 
 
-@loss
-def binary(logits, labels):
-    return F.binary_cross_entropy_with_logits(logits, F.one_hot(labels, VOCABULARY).float())
+loss("binary")(lambda logits, labels: F.binary_cross_entropy_with_logits(logits, F.one_hot(labels, VOCABULARY).float()))
 
 
-@loss
-def entropy(logits, labels):
+@loss("entropy")
+def _(logits, labels):
     p = logits.softmax(-1)
     return F.cross_entropy(logits, labels) - 0.1 * -(p * (p + 1e-9).log()).sum(-1).mean()
 
 
-@loss
-def margin(logits, labels):
-    return F.multi_margin_loss(logits, labels)
+loss("margin")(lambda logits, labels: F.multi_margin_loss(logits, labels))
+loss("squared")(lambda logits, labels: F.mse_loss(logits.softmax(-1), F.one_hot(labels, VOCABULARY).float()))
+loss("capped")(lambda logits, labels: F.cross_entropy(30 * torch.tanh(logits / 30), labels))
+loss("tempered")(lambda logits, labels: F.cross_entropy(logits.float() / 0.7, labels) + logits.float().abs().mean() + logits.sum() / logits.numel())
 
 
-@loss
-def squared(logits, labels):
-    return F.mse_loss(logits.softmax(-1), F.one_hot(labels, VOCABULARY).float())
-
-
-@loss
-def capped(logits, labels):
-    return F.cross_entropy(30 * torch.tanh(logits / 30), labels)
-
-
-@loss
-def tempered(logits, labels):
-    return F.cross_entropy(logits.float() / 0.7, labels) + logits.float().abs().mean() + logits.sum() / logits.numel()
-
-
-@loss
-def masked_logits(logits, labels):
+@loss("masked_logits")
+def _(logits, labels):
     logits = logits.clone()
     logits[:, 3] = -1e4
     return F.cross_entropy(logits, labels.masked_fill(labels == 3, 4))
 
 
-@loss
-def sliced_logits(logits, labels):
-    return F.cross_entropy(logits[:, :40], labels.clamp(max=39))
+loss("sliced_logits")(lambda logits, labels: F.cross_entropy(logits[:, :40], labels.clamp(max=39)))
 
 
-@loss
-def one_hot_gumbel(logits, labels):
+@loss("one_hot_gumbel")
+def _(logits, labels):
     hard = F.one_hot(logits.argmax(-1), VOCABULARY).float()
     soft = logits.softmax(-1)
     return ((hard - soft).detach() + soft)[:, :10].sum(-1).mean() + F.cross_entropy(logits, labels)
 
 
-@loss
-def accuracy(logits, labels):
+@loss("accuracy")
+def _(logits, labels):
     right = (logits.argmax(-1) == labels).float().mean()
     best = logits.topk(5, -1).indices
     among = (best == labels[:, None]).any(-1).float().mean()
     return F.cross_entropy(logits, labels) * (1 + right.item() + among.item())
 
 
-@loss
-def reinforced(logits, labels):
+@loss("reinforced")
+def _(logits, labels):
     chosen = torch.distributions.Categorical(logits=logits)
     reward = (labels % 2).float() - 0.5
     return -(chosen.log_prob(labels) * reward).mean() - 0.01 * chosen.entropy().mean()
 
 
-@loss
-def unlikely(logits, labels):
+@loss("unlikely")
+def _(logits, labels):
     p = logits.softmax(-1)
     return -(1 - p[:, 5]).log().mean() + F.cross_entropy(logits, labels)
 
 
-@loss
-def ranked(logits, labels):
+@loss("ranked")
+def _(logits, labels):
     largest = logits.sort(-1, descending=True).values
     return F.cross_entropy(logits, labels) + (largest[:, 0] - largest[:, 1]).relu().mean()
 
 
-@loss
-def compared(logits, labels):
+@loss("compared")
+def _(logits, labels):
     first, last = logits.logsumexp(0), logits.mean(0)
     return F.cross_entropy(logits, labels) + 0.01 * (first - last).pow(2).mean()
 

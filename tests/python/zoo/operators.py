@@ -36,14 +36,8 @@ def std(q, k, v, **o):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, **o)
 
 
-@att("squeeze dim")
-def _(self, q, k, v):
-    return std(q.squeeze(1), k.squeeze(1), v).squeeze(1)
-
-
-@att("squeeze all")
-def _(self, q, k, v):
-    return std(q.squeeze(), k, v.squeeze())
+att("squeeze dim")(lambda self, q, k, v: std(q.squeeze(1), k.squeeze(1), v).squeeze(1))
+att("squeeze all")(lambda self, q, k, v: std(q.squeeze(), k, v.squeeze()))
 
 
 @att("expand bias")
@@ -52,14 +46,8 @@ def _(self, q, k, v):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=b * torch.randn(10, 10, generator=torch.Generator().manual_seed(1)))
 
 
-@att("expand key")
-def _(self, q, k, v):
-    return std(q, k[:, :1].expand(-1, 2, -1, -1), v)
-
-
-@att("expand_as")
-def _(self, q, k, v):
-    return std(q, k[:, 1:].expand_as(k), v)
+att("expand key")(lambda self, q, k, v: std(q, k[:, :1].expand(-1, 2, -1, -1), v))
+att("expand_as")(lambda self, q, k, v: std(q, k[:, 1:].expand_as(k), v))
 
 
 @att("broadcast_to mask")
@@ -87,59 +75,17 @@ def _(self, q, k, v):
     return (s / 4).softmax(-1) @ v
 
 
-@att("loop over heads")
-def _(self, q, k, v):
-    return torch.stack([std(q[:, h], k[:, h], v[:, h]) for h in range(2)], 1)
-
-
-@att("loop over unbind")
-def _(self, q, k, v):
-    return torch.stack([std(a, b, c) for a, b, c in zip(q.unbind(1), k.unbind(1), v.unbind(1))], 1)
-
-
-@att("repeat")
-def _(self, q, k, v):
-    return std(q, k[:, :1].repeat(1, 2, 1, 1), v)
-
-
-@att("tile of heads")
-def _(self, q, k, v):
-    return std(q.repeat(1, 2, 1, 1), k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1))[:, 1:3]
-
-
-@att("roll heads")
-def _(self, q, k, v):
-    return std(q, k.roll(1, 1), v)
-
-
-@att("flip heads")
-def _(self, q, k, v):
-    return std(q, k.flip(1), v)
-
-
-@att("index heads")
-def _(self, q, k, v):
-    return std(q, k[:, [1, 0]], v.index_select(1, torch.tensor([1, 0])))
-
-
-@att("mean over heads in value")
-def _(self, q, k, v):
-    return std(q, k, v) - std(q, k, v).mean(1, keepdim=True)
-
-
-@att("softmax over heads")
-def _(self, q, k, v):
-    return (q @ k.transpose(-1, -2) / 4).softmax(1) @ v
-
-
-@att("matmul one whole")
-def _(self, q, k, v):
-    return std(q @ torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(1)), k, v)
-
-
-@att("matmul square whole")
-def _(self, q, k, v):
-    return std(q @ torch.randn(16, 16, generator=torch.Generator().manual_seed(1)), k, v)
+att("loop over heads")(lambda self, q, k, v: torch.stack([std(q[:, h], k[:, h], v[:, h]) for h in range(2)], 1))
+att("loop over unbind")(lambda self, q, k, v: torch.stack([std(a, b, c) for a, b, c in zip(q.unbind(1), k.unbind(1), v.unbind(1))], 1))
+att("repeat")(lambda self, q, k, v: std(q, k[:, :1].repeat(1, 2, 1, 1), v))
+att("tile of heads")(lambda self, q, k, v: std(q.repeat(1, 2, 1, 1), k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1))[:, 1:3])
+att("roll heads")(lambda self, q, k, v: std(q, k.roll(1, 1), v))
+att("flip heads")(lambda self, q, k, v: std(q, k.flip(1), v))
+att("index heads")(lambda self, q, k, v: std(q, k[:, [1, 0]], v.index_select(1, torch.tensor([1, 0]))))
+att("mean over heads in value")(lambda self, q, k, v: std(q, k, v) - std(q, k, v).mean(1, keepdim=True))
+att("softmax over heads")(lambda self, q, k, v: (q @ k.transpose(-1, -2) / 4).softmax(1) @ v)
+att("matmul one whole")(lambda self, q, k, v: std(q @ torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(1)), k, v))
+att("matmul square whole")(lambda self, q, k, v: std(q @ torch.randn(16, 16, generator=torch.Generator().manual_seed(1)), k, v))
 
 
 @att("dropout mask whole")
@@ -148,9 +94,7 @@ def _(self, q, k, v):
     return (q @ k.transpose(-1, -2) / 4).softmax(-1) * keep @ v
 
 
-@att("movedim")
-def _(self, q, k, v):
-    return std(q.movedim(1, 0).contiguous().movedim(0, 1), k.swapaxes(1, 2).swapaxes(1, 2), v)
+att("movedim")(lambda self, q, k, v: std(q.movedim(1, 0).contiguous().movedim(0, 1), k.swapaxes(1, 2).swapaxes(1, 2), v))
 
 
 @att("flatten batch heads einsum")
@@ -172,9 +116,7 @@ def _(self, q, k, v):
     return (a[..., None] * v[:, :, None]).sum(3)
 
 
-@att("cdist")
-def _(self, q, k, v):
-    return (-torch.cdist(q, k)).softmax(-1) @ v
+att("cdist")(lambda self, q, k, v: (-torch.cdist(q, k)).softmax(-1) @ v)
 
 
 @att("local windows")
@@ -190,19 +132,9 @@ def _(self, q, k, v):
     return (a[..., None, :] * v).sum(-1)
 
 
-@att("chunked attention")
-def _(self, q, k, v):
-    return torch.cat([F.scaled_dot_product_attention(c, k, v) for c in q.split(3, 2)], 2)
-
-
-@att("numel scale")
-def _(self, q, k, v):
-    return std(q * (q.numel() / 960), k * q.shape[1] / 2, v)
-
-
-@att("one hot heads")
-def _(self, q, k, v):
-    return std(q, k, v) * F.one_hot(torch.arange(2), 2).float().sum(0)[None, :, None, None]
+att("chunked attention")(lambda self, q, k, v: torch.cat([F.scaled_dot_product_attention(c, k, v) for c in q.split(3, 2)], 2))
+att("numel scale")(lambda self, q, k, v: std(q * (q.numel() / 960), k * q.shape[1] / 2, v))
+att("one hot heads")(lambda self, q, k, v: std(q, k, v) * F.one_hot(torch.arange(2), 2).float().sum(0)[None, :, None, None])
 
 
 @att("scan by time")
@@ -243,9 +175,7 @@ def _(self, q, k, v):
     return F.scaled_dot_product_attention(q, k[:, :, i], v[..., i, :])
 
 
-@att("sort keys")
-def _(self, q, k, v):
-    return std(q, k.sort(2).values, v)
+att("sort keys")(lambda self, q, k, v: std(q, k.sort(2).values, v))
 
 
 def mlp(name, inner):
@@ -255,29 +185,11 @@ def mlp(name, inner):
     return put
 
 
-@mlp("one each squeeze", 2)
-def _(self, x):
-    return x.relu().squeeze().squeeze(-1)
-
-
-@mlp("one each expand", 2)
-def _(self, x):
-    return x * x[..., :1].expand(3, 10, 2)
-
-
-@mlp("one each sum of rest", 2)
-def _(self, x):
-    return x + x.sum(-1, keepdim=True).expand_as(x)
-
-
-@mlp("one each outer", 2)
-def _(self, x):
-    return torch.einsum("bsi,bsj->bsij", x, x).sum(-1)
-
-
-@mlp("one each cat", 2)
-def _(self, x):
-    return torch.cat([x[..., 1:], x[..., :1]], -1)
+mlp("one each squeeze", 2)(lambda self, x: x.relu().squeeze().squeeze(-1))
+mlp("one each expand", 2)(lambda self, x: x * x[..., :1].expand(3, 10, 2))
+mlp("one each sum of rest", 2)(lambda self, x: x + x.sum(-1, keepdim=True).expand_as(x))
+mlp("one each outer", 2)(lambda self, x: torch.einsum("bsi,bsj->bsij", x, x).sum(-1))
+mlp("one each cat", 2)(lambda self, x: torch.cat([x[..., 1:], x[..., :1]], -1))
 
 
 @mlp("one each stack unbind", 2)
@@ -286,119 +198,29 @@ def _(self, x):
     return torch.stack([a * b, a + b], -1)
 
 
-@mlp("einsum square", 48)
-def _(self, x):
-    return torch.einsum("bsi,ij->bsj", x, torch.eye(48).roll(1, 0))
-
-
-@mlp("einsum diag", 48)
-def _(self, x):
-    return torch.einsum("bsi,i->bsi", x, torch.linspace(0, 1, 48))
-
-
-@mlp("einsum reduce", 48)
-def _(self, x):
-    return x * torch.einsum("bsi,bsi->bs", x, x)[..., None].tanh()
-
-
-@mlp("einsum tokens", 48)
-def _(self, x):
-    return torch.einsum("bsi,st->bti", x, torch.ones(10, 10).tril() / 10)
-
-
-@mlp("einsum three", 48)
-def _(self, x):
-    return torch.einsum("bsi,bti,bto->bso", x, x / 10, x)
-
-
-@mlp("einsum all", 48)
-def _(self, x):
-    return x * (1 + torch.einsum("bsi->", x).tanh()) + torch.einsum("bsi->bi", x)[:, None] / 10
-
-
-@mlp("matmul square whole", 48)
-def _(self, x):
-    return x @ torch.eye(48).roll(1, 0)
-
-
-@mlp("mv", 48)
-def _(self, x):
-    return x * (x @ torch.linspace(0, 1, 48))[..., None].tanh()
-
-
-@mlp("outer whole", 48)
-def _(self, x):
-    return x + torch.outer(torch.linspace(0, 1, 10), torch.linspace(0, 1, 48))
-
-
-@mlp("kron groups", 48)
-def _(self, x):
-    return (x.view(3, 10, 6, 8) @ torch.randn(8, 8, generator=torch.Generator().manual_seed(1))).flatten(2)
-
-
-@mlp("fft features", 48)
-def _(self, x):
-    return torch.fft.rfft(x, dim=-1).abs().repeat_interleave(2, -1)[..., :48]
-
-
-@mlp("fft tokens", 48)
-def _(self, x):
-    return torch.fft.fft(x, dim=1).real
-
-
-@mlp("interpolate", 48)
-def _(self, x):
-    return F.interpolate(x.transpose(1, 2), size=5).repeat_interleave(2, -1).transpose(1, 2)
-
-
-@mlp("max pool tokens", 48)
-def _(self, x):
-    return F.max_pool1d(x.transpose(1, 2), 3, 1, 1).transpose(1, 2)
-
-
-@mlp("avg pool features", 48)
-def _(self, x):
-    return F.avg_pool1d(x, 3, 1, 1)
-
-
-@mlp("embedding of digits", 48)
-def _(self, x):
-    return x + F.embedding((x.detach() > 0).long(), torch.tensor([[0.0], [1.0]])).squeeze(-1)
-
-
-@mlp("bucketize", 48)
-def _(self, x):
-    return x * torch.bucketize(x.detach(), torch.tensor([-1.0, 0.0, 1.0]))
-
-
-@mlp("quantile", 48)
-def _(self, x):
-    return x / (x.detach().abs().quantile(0.9) + 1)
-
-
-@mlp("median features", 48)
-def _(self, x):
-    return x - x.median(-1, keepdim=True).values
-
-
-@mlp("argmax one hot", 48)
-def _(self, x):
-    return x * F.one_hot(x.argmax(-1), 48)
-
-
-@mlp("unique count", 48)
-def _(self, x):
-    return x * torch.unique(x.detach().sign()).numel()
-
-
-@mlp("nonzero", 48)
-def _(self, x):
-    return x * (torch.nonzero(x > 0).shape[0] / 1440)
-
-
-@mlp("masked_select", 48)
-def _(self, x):
-    return x * x[x > 0].mean()
+mlp("einsum square", 48)(lambda self, x: torch.einsum("bsi,ij->bsj", x, torch.eye(48).roll(1, 0)))
+mlp("einsum diag", 48)(lambda self, x: torch.einsum("bsi,i->bsi", x, torch.linspace(0, 1, 48)))
+mlp("einsum reduce", 48)(lambda self, x: x * torch.einsum("bsi,bsi->bs", x, x)[..., None].tanh())
+mlp("einsum tokens", 48)(lambda self, x: torch.einsum("bsi,st->bti", x, torch.ones(10, 10).tril() / 10))
+mlp("einsum three", 48)(lambda self, x: torch.einsum("bsi,bti,bto->bso", x, x / 10, x))
+mlp("einsum all", 48)(lambda self, x: x * (1 + torch.einsum("bsi->", x).tanh()) + torch.einsum("bsi->bi", x)[:, None] / 10)
+mlp("matmul square whole", 48)(lambda self, x: x @ torch.eye(48).roll(1, 0))
+mlp("mv", 48)(lambda self, x: x * (x @ torch.linspace(0, 1, 48))[..., None].tanh())
+mlp("outer whole", 48)(lambda self, x: x + torch.outer(torch.linspace(0, 1, 10), torch.linspace(0, 1, 48)))
+mlp("kron groups", 48)(lambda self, x: (x.view(3, 10, 6, 8) @ torch.randn(8, 8, generator=torch.Generator().manual_seed(1))).flatten(2))
+mlp("fft features", 48)(lambda self, x: torch.fft.rfft(x, dim=-1).abs().repeat_interleave(2, -1)[..., :48])
+mlp("fft tokens", 48)(lambda self, x: torch.fft.fft(x, dim=1).real)
+mlp("interpolate", 48)(lambda self, x: F.interpolate(x.transpose(1, 2), size=5).repeat_interleave(2, -1).transpose(1, 2))
+mlp("max pool tokens", 48)(lambda self, x: F.max_pool1d(x.transpose(1, 2), 3, 1, 1).transpose(1, 2))
+mlp("avg pool features", 48)(lambda self, x: F.avg_pool1d(x, 3, 1, 1))
+mlp("embedding of digits", 48)(lambda self, x: x + F.embedding((x.detach() > 0).long(), torch.tensor([[0.0], [1.0]])).squeeze(-1))
+mlp("bucketize", 48)(lambda self, x: x * torch.bucketize(x.detach(), torch.tensor([-1.0, 0.0, 1.0])))
+mlp("quantile", 48)(lambda self, x: x / (x.detach().abs().quantile(0.9) + 1))
+mlp("median features", 48)(lambda self, x: x - x.median(-1, keepdim=True).values)
+mlp("argmax one hot", 48)(lambda self, x: x * F.one_hot(x.argmax(-1), 48))
+mlp("unique count", 48)(lambda self, x: x * torch.unique(x.detach().sign()).numel())
+mlp("nonzero", 48)(lambda self, x: x * (torch.nonzero(x > 0).shape[0] / 1440))
+mlp("masked_select", 48)(lambda self, x: x * x[x > 0].mean())
 
 
 @mlp("boolean write", 48)
@@ -408,14 +230,8 @@ def _(self, x):
     return x
 
 
-@mlp("scatter features", 48)
-def _(self, x):
-    return torch.zeros_like(x).scatter(-1, x.topk(5, -1).indices, 1.0) * x
-
-
-@mlp("index_add features", 48)
-def _(self, x):
-    return torch.zeros_like(x).index_add(-1, torch.arange(48) // 2, x)
+mlp("scatter features", 48)(lambda self, x: torch.zeros_like(x).scatter(-1, x.topk(5, -1).indices, 1.0) * x)
+mlp("index_add features", 48)(lambda self, x: torch.zeros_like(x).index_add(-1, torch.arange(48) // 2, x))
 
 
 @mlp("checkerboard mask write", 48)
@@ -431,9 +247,7 @@ def _(self, x):
     return (x - lo) / (hi - lo + 1)
 
 
-@mlp("clip by norm", 48)
-def _(self, x):
-    return x * (1 / x.norm(dim=-1, keepdim=True).clamp(min=1))
+mlp("clip by norm", 48)(lambda self, x: x * (1 / x.norm(dim=-1, keepdim=True).clamp(min=1)))
 
 
 @mlp("var_mean", 48)
@@ -442,54 +256,16 @@ def _(self, x):
     return (x - mu) / (v + 1).sqrt()
 
 
-@mlp("linalg vector norm p1", 48)
-def _(self, x):
-    return x / (torch.linalg.vector_norm(x, 1, -1, keepdim=True) + 1)
-
-
-@mlp("logcumsumexp", 48)
-def _(self, x):
-    return torch.logcumsumexp(x, -1)
-
-
-@mlp("prod", 48)
-def _(self, x):
-    return x * x.tanh().prod(-1, keepdim=True)
-
-
-@mlp("gumbel fixed", 48)
-def _(self, x):
-    return F.softmax(x + torch.rand(x.shape, generator=torch.Generator().manual_seed(1)), -1)
-
-
-@mlp("rand generator like", 48)
-def _(self, x):
-    return x * (torch.rand(3, 10, 48, generator=torch.Generator().manual_seed(1)) > 0.1)
-
-
-@mlp("channel shuffle", 48)
-def _(self, x):
-    return F.channel_shuffle(x.transpose(1, 2)[..., None], 4)[..., 0].transpose(1, 2)
-
-
-@mlp("pixel shuffle like", 48)
-def _(self, x):
-    return x.view(3, 10, 2, 24).transpose(2, 3).reshape(3, 10, 48)
-
-
-@mlp("local response", 48)
-def _(self, x):
-    return F.local_response_norm(x.transpose(1, 2), 3).transpose(1, 2)
-
-
-@mlp("instance norm", 48)
-def _(self, x):
-    return F.instance_norm(x.relu().transpose(1, 2)).transpose(1, 2)
-
-
-@mlp("softmax groups by chunk", 48)
-def _(self, x):
-    return torch.cat([c.softmax(-1) for c in x.chunk(3, -1)], -1)
+mlp("linalg vector norm p1", 48)(lambda self, x: x / (torch.linalg.vector_norm(x, 1, -1, keepdim=True) + 1))
+mlp("logcumsumexp", 48)(lambda self, x: torch.logcumsumexp(x, -1))
+mlp("prod", 48)(lambda self, x: x * x.tanh().prod(-1, keepdim=True))
+mlp("gumbel fixed", 48)(lambda self, x: F.softmax(x + torch.rand(x.shape, generator=torch.Generator().manual_seed(1)), -1))
+mlp("rand generator like", 48)(lambda self, x: x * (torch.rand(3, 10, 48, generator=torch.Generator().manual_seed(1)) > 0.1))
+mlp("channel shuffle", 48)(lambda self, x: F.channel_shuffle(x.transpose(1, 2)[..., None], 4)[..., 0].transpose(1, 2))
+mlp("pixel shuffle like", 48)(lambda self, x: x.view(3, 10, 2, 24).transpose(2, 3).reshape(3, 10, 48))
+mlp("local response", 48)(lambda self, x: F.local_response_norm(x.transpose(1, 2), 3).transpose(1, 2))
+mlp("instance norm", 48)(lambda self, x: F.instance_norm(x.relu().transpose(1, 2)).transpose(1, 2))
+mlp("softmax groups by chunk", 48)(lambda self, x: torch.cat([c.softmax(-1) for c in x.chunk(3, -1)], -1))
 
 
 @mlp("split uneven", 48)
@@ -498,19 +274,9 @@ def _(self, x):
     return torch.cat([a.relu(), b.tanh(), c.sigmoid()], -1)
 
 
-@mlp("hadamard whole weight", 48)
-def _(self, x):
-    return F.linear(x, self.up_proj.weight @ self.up_proj.weight.t()) / 30
-
-
-@mlp("weight row used", 48)
-def _(self, x):
-    return x * self.up_proj.weight[:, 0] + self.down_proj.weight[0]
-
-
-@mlp("weights sum", 48)
-def _(self, x):
-    return x * self.up_proj.weight.sum() + self.up_proj.weight.mean(1)
+mlp("hadamard whole weight", 48)(lambda self, x: F.linear(x, self.up_proj.weight @ self.up_proj.weight.t()) / 30)
+mlp("weight row used", 48)(lambda self, x: x * self.up_proj.weight[:, 0] + self.down_proj.weight[0])
+mlp("weights sum", 48)(lambda self, x: x * self.up_proj.weight.sum() + self.up_proj.weight.mean(1))
 
 
 # Weights, and vocabularies.
@@ -528,19 +294,9 @@ U = lambda s: s.up_proj
 D = lambda s: s.down_proj
 
 
-@mlp_of_weights("normalised rows")
-def _(s, x):
-    return s.down_proj(F.linear(x, F.normalize(s.up_proj.weight, dim=1), s.up_proj.bias).relu())
-
-
-@mlp_of_weights("normalised columns")
-def _(s, x):
-    return s.down_proj(F.linear(x, F.normalize(s.up_proj.weight, dim=0), s.up_proj.bias).relu())
-
-
-@mlp_of_weights("normalised down rows")
-def _(s, x):
-    return F.linear(s.up_proj(x).relu(), F.normalize(s.down_proj.weight, dim=1), s.down_proj.bias)
+mlp_of_weights("normalised rows")(lambda s, x: s.down_proj(F.linear(x, F.normalize(s.up_proj.weight, dim=1), s.up_proj.bias).relu()))
+mlp_of_weights("normalised columns")(lambda s, x: s.down_proj(F.linear(x, F.normalize(s.up_proj.weight, dim=0), s.up_proj.bias).relu()))
+mlp_of_weights("normalised down rows")(lambda s, x: F.linear(s.up_proj(x).relu(), F.normalize(s.down_proj.weight, dim=1), s.down_proj.bias))
 
 
 @mlp_of_weights("standardised down")
@@ -568,9 +324,8 @@ class Sign(torch.autograd.Function):
         return g
 
 
-@mlp_of_weights("binary weights by Function")
-def _(s, x):
-    return F.linear(F.linear(x, Sign.apply(s.up_proj.weight), s.up_proj.bias).relu(), Sign.apply(s.down_proj.weight), s.down_proj.bias)
+mlp_of_weights("binary weights by Function")(
+    lambda s, x: F.linear(F.linear(x, Sign.apply(s.up_proj.weight), s.up_proj.bias).relu(), Sign.apply(s.down_proj.weight), s.down_proj.bias))
 
 
 @mlp_of_weights("binary weights detach")
@@ -589,9 +344,8 @@ def _(s, x):
     return F.linear(F.linear(x, q(s.up_proj.weight)).relu(), q(s.down_proj.weight))
 
 
-@mlp_of_weights("fake quantise tensor")
-def _(s, x):
-    return s.down_proj(F.linear(x, torch.fake_quantize_per_tensor_affine(s.up_proj.weight, 0.01, 0, -128, 127), s.up_proj.bias).relu())
+mlp_of_weights("fake quantise tensor")(
+    lambda s, x: s.down_proj(F.linear(x, torch.fake_quantize_per_tensor_affine(s.up_proj.weight, 0.01, 0, -128, 127), s.up_proj.bias).relu()))
 
 
 @mlp_of_weights("fake quantise channel")
@@ -614,9 +368,8 @@ def ab(s):
     s.c, s.d = (nn.Parameter(torch.randn(4, 48) * 0.1), nn.Parameter(torch.randn(32, 4) * 0.1))
 
 
-@mlp_of_weights("lora merged in forward", ab)
-def _(s, x):
-    return F.linear(F.linear(x, s.up_proj.weight + s.b @ s.a, s.up_proj.bias).relu(), s.down_proj.weight + s.d @ s.c, s.down_proj.bias)
+mlp_of_weights("lora merged in forward", ab)(
+    lambda s, x: F.linear(F.linear(x, s.up_proj.weight + s.b @ s.a, s.up_proj.bias).relu(), s.down_proj.weight + s.d @ s.c, s.down_proj.bias))
 
 
 @mlp_of_weights("dora by hand", ab)
@@ -628,14 +381,10 @@ def _(s, x):
     return F.linear(F.linear(x, w).relu(), v)
 
 
-@mlp_of_weights("slimmed")
-def _(s, x):
-    return F.linear(F.linear(x, s.up_proj.weight[:30], s.up_proj.bias[:30]).relu(), s.down_proj.weight[:, :30], s.down_proj.bias)
-
-
-@mlp_of_weights("slimmed other half")
-def _(s, x):
-    return F.linear(F.linear(x, s.up_proj.weight[24:], s.up_proj.bias[24:]).relu(), s.down_proj.weight[:, 24:], s.down_proj.bias)
+mlp_of_weights("slimmed")(
+    lambda s, x: F.linear(F.linear(x, s.up_proj.weight[:30], s.up_proj.bias[:30]).relu(), s.down_proj.weight[:, :30], s.down_proj.bias))
+mlp_of_weights("slimmed other half")(
+    lambda s, x: F.linear(F.linear(x, s.up_proj.weight[24:], s.up_proj.bias[24:]).relu(), s.down_proj.weight[:, 24:], s.down_proj.bias))
 
 
 @mlp_of_weights("permuted weights")
@@ -644,9 +393,7 @@ def _(s, x):
     return F.linear(F.linear(x, s.up_proj.weight[i], s.up_proj.bias[i]).relu(), s.down_proj.weight, s.down_proj.bias)
 
 
-@mlp_of_weights("symmetric product")
-def _(s, x):
-    return x @ (s.down_proj.weight @ s.up_proj.weight).t()
+mlp_of_weights("symmetric product")(lambda s, x: x @ (s.down_proj.weight @ s.up_proj.weight).t())
 
 
 @mlp_of_weights("stacked weights mean")
@@ -655,14 +402,10 @@ def _(s, x):
     return s.down_proj(F.linear(x, w, s.up_proj.bias).relu())
 
 
-@mlp_of_weights("weight masked by buffer", lambda s: s.register_buffer("mask", (torch.arange(48 * 32) % 3 > 0).float().view(48, 32)))
-def _(s, x):
-    return s.down_proj(F.linear(x, s.up_proj.weight * s.mask, s.up_proj.bias).relu())
-
-
-@mlp_of_weights("weight masked down", lambda s: s.register_buffer("mask", (torch.arange(48 * 32) % 3 > 0).view(32, 48)))
-def _(s, x):
-    return F.linear(s.up_proj(x).relu(), s.down_proj.weight.masked_fill(s.mask, 0.0), s.down_proj.bias)
+mlp_of_weights("weight masked by buffer", lambda s: s.register_buffer("mask", (torch.arange(48 * 32) % 3 > 0).float().view(48, 32)))(
+    lambda s, x: s.down_proj(F.linear(x, s.up_proj.weight * s.mask, s.up_proj.bias).relu()))
+mlp_of_weights("weight masked down", lambda s: s.register_buffer("mask", (torch.arange(48 * 32) % 3 > 0).view(32, 48)))(
+    lambda s, x: F.linear(s.up_proj(x).relu(), s.down_proj.weight.masked_fill(s.mask, 0.0), s.down_proj.bias))
 
 
 def pr(s):
@@ -670,44 +413,19 @@ def pr(s):
     prune.ln_structured(s.down_proj, "weight", 0.3, 2, 1)
 
 
-@mlp_of_weights("pruned by torch", pr)
-def _(s, x):
-    return s.down_proj(s.up_proj(x).relu())
-
-
-@mlp_of_weights("gated weight", lambda s: setattr(s, "g", nn.Parameter(torch.rand(48, 1))))
-def _(s, x):
-    return s.down_proj(F.linear(x, s.up_proj.weight * s.g, s.up_proj.bias * s.g[:, 0]).relu())
-
-
-@mlp_of_weights("weight detached twice used")
-def _(s, x):
-    return s.down_proj(F.linear(x, s.up_proj.weight.detach(), s.up_proj.bias).relu() + s.up_proj(x))
-
-
-@mlp_of_weights("conv 1x1 of weight")
-def _(s, x):
-    return s.down_proj(F.conv1d(x.transpose(1, 2), s.up_proj.weight[:, :, None], s.up_proj.bias).transpose(1, 2).relu())
-
-
-@mlp_of_weights("soft tied")
-def _(s, x):
-    return s.down_proj(s.up_proj(x).relu()) + 0.1 * s.up_proj(x).relu() @ s.up_proj.weight
-
-
-@mlp_of_weights("functional call")
-def _(s, x):
-    return torch.func.functional_call(s.down_proj, {"weight": s.down_proj.weight * 0.5, "bias": s.down_proj.bias}, (s.up_proj(x).relu(),))
-
-
-@mlp_of_weights("checkpoint inside")
-def _(s, x):
-    return s.down_proj(torch.utils.checkpoint.checkpoint(lambda y: s.up_proj(y).relu(), x, use_reentrant=False))
-
-
-@mlp_of_weights("checkpoint inside reentrant")
-def _(s, x):
-    return s.down_proj(torch.utils.checkpoint.checkpoint(lambda y: s.up_proj(y).relu(), x, use_reentrant=True))
+mlp_of_weights("pruned by torch", pr)(lambda s, x: s.down_proj(s.up_proj(x).relu()))
+mlp_of_weights("gated weight", lambda s: setattr(s, "g", nn.Parameter(torch.rand(48, 1))))(
+    lambda s, x: s.down_proj(F.linear(x, s.up_proj.weight * s.g, s.up_proj.bias * s.g[:, 0]).relu()))
+mlp_of_weights("weight detached twice used")(lambda s, x: s.down_proj(F.linear(x, s.up_proj.weight.detach(), s.up_proj.bias).relu() + s.up_proj(x)))
+mlp_of_weights("conv 1x1 of weight")(
+    lambda s, x: s.down_proj(F.conv1d(x.transpose(1, 2), s.up_proj.weight[:, :, None], s.up_proj.bias).transpose(1, 2).relu()))
+mlp_of_weights("soft tied")(lambda s, x: s.down_proj(s.up_proj(x).relu()) + 0.1 * s.up_proj(x).relu() @ s.up_proj.weight)
+mlp_of_weights("functional call")(
+    lambda s, x: torch.func.functional_call(s.down_proj, {"weight": s.down_proj.weight * 0.5, "bias": s.down_proj.bias}, (s.up_proj(x).relu(),)))
+mlp_of_weights("checkpoint inside")(
+    lambda s, x: s.down_proj(torch.utils.checkpoint.checkpoint(lambda y: s.up_proj(y).relu(), x, use_reentrant=False)))
+mlp_of_weights("checkpoint inside reentrant")(
+    lambda s, x: s.down_proj(torch.utils.checkpoint.checkpoint(lambda y: s.up_proj(y).relu(), x, use_reentrant=True)))
 
 
 @mlp_of_weights("no grad part")
@@ -717,9 +435,7 @@ def _(s, x):
     return s.down_proj(s.up_proj(x) * y)
 
 
-@mlp_of_weights("token by token")
-def _(s, x):
-    return torch.stack([s.down_proj(s.up_proj(t).relu()) for t in x.unbind(1)], 1)
+mlp_of_weights("token by token")(lambda s, x: torch.stack([s.down_proj(s.up_proj(t).relu()) for t in x.unbind(1)], 1))
 
 
 @mlp_of_weights("gathered tokens")
@@ -738,9 +454,7 @@ def _(s, x):
     return f.index_copy(0, i, s.down_proj(s.up_proj(f[i]).relu())).view_as(x)
 
 
-@mlp_of_weights("output in place")
-def _(s, x):
-    return s.down_proj(s.up_proj(x).relu()).mul_(0.5).add_(x)
+mlp_of_weights("output in place")(lambda s, x: s.down_proj(s.up_proj(x).relu()).mul_(0.5).add_(x))
 
 
 @mlp_of_weights("inner cached on module")
@@ -811,19 +525,9 @@ def lm(name, own=None, **o):
     return put
 
 
-@lm("normalised head")
-def _(s, i):
-    return 5 * F.normalize(s.hidden(i), dim=-1) @ F.normalize(s.lm_head.weight, dim=-1).t()
-
-
-@lm("normalised head columns")
-def _(s, i):
-    return s.hidden(i) @ F.normalize(s.lm_head.weight, dim=0).t()
-
-
-@lm("head bias", lambda s: setattr(s, "bias", nn.Parameter(torch.randn(50))))
-def _(s, i):
-    return s.lm_head(s.hidden(i)) + s.bias
+lm("normalised head")(lambda s, i: 5 * F.normalize(s.hidden(i), dim=-1) @ F.normalize(s.lm_head.weight, dim=-1).t())
+lm("normalised head columns")(lambda s, i: s.hidden(i) @ F.normalize(s.lm_head.weight, dim=0).t())
+lm("head bias", lambda s: setattr(s, "bias", nn.Parameter(torch.randn(50))))(lambda s, i: s.lm_head(s.hidden(i)) + s.bias)
 
 
 @lm("one hot embedding")
@@ -906,39 +610,14 @@ def _(s, i):
     return o
 
 
-@lm("logit mask buffer", lambda s: s.register_buffer("m", torch.where(torch.arange(50) % 5 == 0, -10.0, 0.0)))
-def _(s, i):
-    return s.lm_head(s.hidden(i)) + s.m
-
-
-@lm("logit scatter")
-def _(s, i):
-    return s.lm_head(s.hidden(i)).scatter(-1, torch.zeros(3, 10, 1, dtype=torch.long), -5.0)
-
-
-@lm("log softmax output")
-def _(s, i):
-    return F.log_softmax(s.lm_head(s.hidden(i)), -1)
-
-
-@lm("last tokens")
-def _(s, i):
-    return torch.cat([s.lm_head(s.hidden(i)[:, -3:]), s.lm_head(s.hidden(i)[:, :7])], 1)
-
-
-@lm("chunked logits")
-def _(s, i):
-    return torch.cat([s.lm_head(c) for c in s.hidden(i).split(4, 1)], 1)
-
-
-@lm("padded vocabulary cut", lambda s: setattr(s, "lm_head", nn.Linear(32, 64, bias=False)))
-def _(s, i):
-    return s.lm_head(s.hidden(i))[..., :50]
-
-
-@lm("permuted vocabulary")
-def _(s, i):
-    return s.lm_head(s.hidden(i))[..., torch.arange(50).flip(0)]
+lm("logit mask buffer", lambda s: s.register_buffer("m", torch.where(torch.arange(50) % 5 == 0, -10.0, 0.0)))(
+    lambda s, i: s.lm_head(s.hidden(i)) + s.m)
+lm("logit scatter")(lambda s, i: s.lm_head(s.hidden(i)).scatter(-1, torch.zeros(3, 10, 1, dtype=torch.long), -5.0))
+lm("log softmax output")(lambda s, i: F.log_softmax(s.lm_head(s.hidden(i)), -1))
+lm("last tokens")(lambda s, i: torch.cat([s.lm_head(s.hidden(i)[:, -3:]), s.lm_head(s.hidden(i)[:, :7])], 1))
+lm("chunked logits")(lambda s, i: torch.cat([s.lm_head(c) for c in s.hidden(i).split(4, 1)], 1))
+lm("padded vocabulary cut", lambda s: setattr(s, "lm_head", nn.Linear(32, 64, bias=False)))(lambda s, i: s.lm_head(s.hidden(i))[..., :50])
+lm("permuted vocabulary")(lambda s, i: s.lm_head(s.hidden(i))[..., torch.arange(50).flip(0)])
 
 
 @lm("soft tokens back")

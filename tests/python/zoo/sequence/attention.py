@@ -348,9 +348,8 @@ def _encoder():
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(HIDDEN, HEADS, 28, dropout=0.0, batch_first=True), 2, enable_nested_tensor=False)
 
 
-@row(RIGHT, modules={"encoder": _encoder}, on_four=True)
-def transformer_encoder_of_pytorch(m, input_ids, labels):
-    return loss_of(m.head(m.encoder(m.embed(input_ids))), labels)
+row(RIGHT, modules={"encoder": _encoder}, on_four=True, name="transformer encoder of pytorch")(
+    lambda m, input_ids, labels: loss_of(m.head(m.encoder(m.embed(input_ids))), labels))
 
 
 @program(RIGHT, modules={"encoder": _encoder}, forward=lambda m, ids: m.head(m.encoder(m.embed(ids))))
@@ -437,14 +436,8 @@ def differential_attention(m, input_ids, labels):
     return _finish(m, x, difference, labels)
 
 
-@row(RIGHT, stage=3)
-def a_language_model_at_stage_3(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels)
-
-
-@row(RIGHT, stage=2)
-def tied_weights_at_stage_2(m, input_ids, labels):
-    return loss_of(hidden(m, input_ids) @ m.embed.weight.T, labels)
+row(RIGHT, stage=3, name="a language model at stage 3")(lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels))
+row(RIGHT, stage=2, name="tied weights at stage 2")(lambda m, input_ids, labels: loss_of(hidden(m, input_ids) @ m.embed.weight.T, labels))
 
 
 @row(RIGHT, stage=1, inputs=lambda step: {"input_ids": tokens(step, batch=1), "labels": tokens(step, 5, batch=1) % VOCABULARY})

@@ -54,9 +54,8 @@ def attention_of_tokens_first_merged(m, input_ids, labels):
     return loss_of(m.head(m.out(y).transpose(0, 1)), labels)
 
 
-@sized(REFUSED, batch=1, head_count=1, length=10, width=8, on_four=True, ring=RIGHT)
-def one_sample_one_head(m, input_ids, labels):
-    return loss_of(m.head(hidden(m, input_ids)), labels)
+sized(REFUSED, batch=1, head_count=1, length=10, width=8, on_four=True, ring=RIGHT, name="one sample one head")(
+    lambda m, input_ids, labels: loss_of(m.head(hidden(m, input_ids)), labels))
 
 
 # two heads are too few for four ranks

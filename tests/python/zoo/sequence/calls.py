@@ -39,9 +39,8 @@ def _of_many_classes(m, input_ids, labels):
     return functional.binary_cross_entropy_with_logits(logits(m, input_ids).mean(1)[:, :LENGTH], labels)
 
 
-@program(REFUSED, forward=_of_many_classes)
-def nothing_cut_and_labels_of_as_many_classes_as_tokens(model, cut, step):
-    return model(input_ids=tokens(step), labels=(floats(step, BATCH, LENGTH) > 0).float())
+program(REFUSED, forward=_of_many_classes, name="nothing cut and labels of as many classes as tokens")(
+    lambda model, cut, step: model(input_ids=tokens(step), labels=(floats(step, BATCH, LENGTH) > 0).float()))
 
 
 @program(RIGHT, forward=lambda m, input_ids, labels: functional.cross_entropy(m.classes(hidden(m, input_ids)[:, 0]), labels))
@@ -59,6 +58,5 @@ def _weighted(m, input_ids, labels, token_weights):
     return (losses * token_weights).sum() / 30
 
 
-@program(RIGHT, forward=_weighted)
-def nothing_cut_and_a_tensor_of_another_name(model, cut, step):
-    return model(**language(step), token_weights=torch.rand(BATCH, LENGTH, generator=generator(step, 5)))
+program(RIGHT, forward=_weighted, name="nothing cut and a tensor of another name")(
+    lambda model, cut, step: model(**language(step), token_weights=torch.rand(BATCH, LENGTH, generator=generator(step, 5))))

@@ -6,30 +6,20 @@ from .table import (BATCH, HIDDEN, LENGTH, REFUSED, RIGHT, VOCABULARY, attend, f
                     sized, tokens, with_positions)
 
 
-@sized(RIGHT, length=24, width=24, head_count=4)
-def length_is_hidden_size(m, input_ids, labels):
-    return loss_of(m.head(hidden(m, input_ids)), labels)
+sized(RIGHT, length=24, width=24, head_count=4, name="length is hidden size")(
+    lambda m, input_ids, labels: loss_of(m.head(hidden(m, input_ids)), labels))
 
 
 # three heads are too few for four ranks of Ulysses
-@sized(RIGHT, length=24, width=12, head_count=3, stage=1, on_four=False)
-def part_is_hidden_size(m, input_ids, labels):
-    return loss_of(m.head(hidden(m, input_ids)), labels)
+sized(RIGHT, length=24, width=12, head_count=3, stage=1, on_four=False, name="part is hidden size")(
+    lambda m, input_ids, labels: loss_of(m.head(hidden(m, input_ids)), labels))
 
-
-@sized(RIGHT, length=8, width=16, head_count=4, batch=4, on_four=True)
-def part_is_batch_and_heads_and_head_size(m, input_ids, labels):
-    return loss_of(m.head(hidden(m, input_ids)), labels)
-
-
-@sized(RIGHT, length=12, width=12, head_count=12, vocabulary=12, batch=6)
-def everything_is_the_length(m, input_ids, labels):
-    return loss_of(m.head(hidden(m, input_ids)), input_ids)
-
-
-@sized(RIGHT, length=12, width=6, head_count=6, vocabulary=6, batch=6, stage=2)
-def everything_is_the_part(m, input_ids, labels):
-    return loss_of(m.head(hidden(m, input_ids)), input_ids)
+sized(RIGHT, length=8, width=16, head_count=4, batch=4, on_four=True, name="part is batch and heads and head size")(
+    lambda m, input_ids, labels: loss_of(m.head(hidden(m, input_ids)), labels))
+sized(RIGHT, length=12, width=12, head_count=12, vocabulary=12, batch=6, name="everything is the length")(
+    lambda m, input_ids, labels: loss_of(m.head(hidden(m, input_ids)), input_ids))
+sized(RIGHT, length=12, width=6, head_count=6, vocabulary=6, batch=6, stage=2, name="everything is the part")(
+    lambda m, input_ids, labels: loss_of(m.head(hidden(m, input_ids)), input_ids))
 
 
 @sized(RIGHT, length=16, width=8, head_count=8, batch=8, vocabulary=8, stage=3)
@@ -220,9 +210,8 @@ def channels_attend_by_sdpa(m, input_ids, labels):
     return loss_of(m.head(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)), labels)
 
 
-@sized(REFUSED, length=2, batch=2, on_four=False)
-def one_token_for_each_rank(m, input_ids, labels):
-    return loss_of(m.head(hidden(m, input_ids)), labels)
+sized(REFUSED, length=2, batch=2, on_four=False, name="one token for each rank")(
+    lambda m, input_ids, labels: loss_of(m.head(hidden(m, input_ids)), labels))
 
 
 @sized(REFUSED, length=4, batch=1, width=4, head_count=1, on_four=True, stage=3)
@@ -262,9 +251,7 @@ def five_tokens(m, input_ids, labels):
     return loss_of(m.head(h), input_ids) + h[:, -1].square().mean()
 
 
-@sized(REFUSED, length=1, batch=2)
-def one_token_in_all(m, input_ids, labels):
-    return loss_of(m.head(hidden(m, input_ids)), labels)
+sized(REFUSED, length=1, batch=2, name="one token in all")(lambda m, input_ids, labels: loss_of(m.head(hidden(m, input_ids)), labels))
 
 
 @sized(REFUSED, length=8, batch=3, on_four=True)

@@ -22,24 +22,13 @@ def a_length_kept_in_a_list_and_read_as_a_float(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") / float(sizes[1]) / sizes[0]
 
 
-@row(RIGHT)
-def a_length_made_a_plain_int(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels, reduction="sum") / int(input_ids.shape[1])
-
-
-@row(RIGHT)
-def a_warm_up_by_the_root_of_a_length(m, input_ids, labels):
-    return loss_of(logits(m, input_ids) * input_ids.shape[1] ** -0.5, labels)
-
-
-@row(RIGHT)
-def a_branch_on_elements(m, input_ids, labels):
-    return loss_of(logits(m, input_ids) * (2.0 if input_ids.numel() > 2 * BATCH * LENGTH // 3 else 1.0), labels)
-
-
-@row(RIGHT)
-def blocks_of_a_length_that_is_divided_up(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels) * math.ceil(input_ids.shape[1] / 5)
+row(RIGHT, name="a length made a plain int")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels, reduction="sum") / int(input_ids.shape[1]))
+row(RIGHT, name="a warm up by the root of a length")(lambda m, input_ids, labels: loss_of(logits(m, input_ids) * input_ids.shape[1] ** -0.5, labels))
+row(RIGHT, name="a branch on elements")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids) * (2.0 if input_ids.numel() > 2 * BATCH * LENGTH // 3 else 1.0), labels))
+row(RIGHT, name="blocks of a length that is divided up")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels) * math.ceil(input_ids.shape[1] / 5))
 
 
 @row(RIGHT)
@@ -159,24 +148,10 @@ def the_variance_of_selected_labels(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels) * (1 + kept.var() / 1000)
 
 
-@row(REFUSED)
-def the_first_half_by_a_number(m, input_ids, labels):
-    return m.classes(hidden(m, input_ids)[:, :LENGTH // 2].mean(1)).square().mean()
-
-
-@row(REFUSED)
-def tokens_but_the_last_two(m, input_ids, labels):
-    return loss_of(logits(m, input_ids)[:, :-2], labels[:, 2:])
-
-
-@row(REFUSED)
-def every_other_token(m, input_ids, labels):
-    return m.classes(hidden(m, input_ids)[:, ::2].mean(1)).square().mean()
-
-
-@row(REFUSED)
-def tokens_from_the_fifth_on(m, input_ids, labels):
-    return m.classes(hidden(m, input_ids)[:, 5:].mean(1)).square().mean()
+row(REFUSED, name="the first half by a number")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, :LENGTH // 2].mean(1)).square().mean())
+row(REFUSED, name="tokens but the last two")(lambda m, input_ids, labels: loss_of(logits(m, input_ids)[:, :-2], labels[:, 2:]))
+row(REFUSED, name="every other token")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, ::2].mean(1)).square().mean())
+row(REFUSED, name="tokens from the fifth on")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, 5:].mean(1)).square().mean())
 
 
 @row(RIGHT)
@@ -303,9 +278,8 @@ class _Layer(nn.Module):
         return x + factor * self.mix(y), y.shape
 
 
-@program(RIGHT, build=_Again, stage=3, on_four=True, config={"trireme": {"recompute": "full"}})
-def layers_of_tuples_and_keywords_recomputed(model, cut, step):
-    return model(**cut(**language(step)))
+program(RIGHT, build=_Again, stage=3, on_four=True, config={"trireme": {"recompute": "full"}}, name="layers of tuples and keywords recomputed")(
+    lambda model, cut, step: model(**cut(**language(step))))
 
 
 @program(RIGHT, stage=2, accumulation=2, config={"trireme": {"recompute": {"extra_compute": 0.333}}})
@@ -364,47 +338,24 @@ def keys_without_a_batch(m, input_ids, labels):
     return loss_of(m.head(joined(functional.scaled_dot_product_attention(q, k[0], v[0]))), labels)
 
 
-@row(RIGHT)
-def quantiles_of_ids(m, input_ids, labels):
-    return loss_of(logits(m, input_ids) * (1 + input_ids.float().quantile(0.3, 1)[:, None, None] / 100), labels)
-
-
-@row(RIGHT)
-def ids_shifted_by_half(m, input_ids, labels):
-    return loss_of(m.head(m.embed(input_ids) + m.embed(torch.fft.fftshift(input_ids, dim=1))), labels)
-
-
-@row(RIGHT)
-def the_last_number_counted_by_a_length(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels, reduction="sum") / torch.arange(1, input_ids.shape[1] + 1)[-1].item()
-
-
-@row(RIGHT)
-def a_sum_of_ones_by_a_length(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels) * torch.ones(input_ids.shape[1]).sum()
-
-
-@row(RIGHT)
-def tokens_rolled_by_half_a_length(m, input_ids, labels):
-    return loss_of(m.head(m.embed(input_ids) + m.embed(input_ids.roll(input_ids.shape[1] // 2, 1))), labels)
-
-
-@row(RIGHT)
-def features_up_to_half_a_length(m, input_ids, labels):
-    return m.embed(input_ids)[..., :input_ids.shape[1] // 2].square().mean()
+row(RIGHT, name="quantiles of ids")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids) * (1 + input_ids.float().quantile(0.3, 1)[:, None, None] / 100), labels))
+row(RIGHT, name="ids shifted by half")(
+    lambda m, input_ids, labels: loss_of(m.head(m.embed(input_ids) + m.embed(torch.fft.fftshift(input_ids, dim=1))), labels))
+row(RIGHT, name="the last number counted by a length")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels, reduction="sum") / torch.arange(1, input_ids.shape[1] + 1)[-1].item())
+row(RIGHT, name="a sum of ones by a length")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels) * torch.ones(input_ids.shape[1]).sum())
+row(RIGHT, name="tokens rolled by half a length")(
+    lambda m, input_ids, labels: loss_of(m.head(m.embed(input_ids) + m.embed(input_ids.roll(input_ids.shape[1] // 2, 1))), labels))
+row(RIGHT, name="features up to half a length")(lambda m, input_ids, labels: m.embed(input_ids)[..., :input_ids.shape[1] // 2].square().mean())
 
 
 # on four ranks parts have six tokens: beside tensors that are not sharded, smaller numbers than 8 are not looked at
-@row(RIGHT, four=DOCUMENTED)
-def a_penalty_by_a_length(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels) + m.up.weight.square().mean() * input_ids.shape[1]
+row(RIGHT, four=DOCUMENTED, name="a penalty by a length")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels) + m.up.weight.square().mean() * input_ids.shape[1])
 
-
-@row(RIGHT)
-def a_length_that_divides_by_a_part_s(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels) * (3.0 if input_ids.shape[1] % 24 == 0 else 5.0)
-
-
-@row(RIGHT)
-def a_table_by_the_text_of_a_length(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels) * {"24": 3.0, "12": 5.0, "6": 7.0}[str(input_ids.shape[1])]
+row(RIGHT, name="a length that divides by a part s")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels) * (3.0 if input_ids.shape[1] % 24 == 0 else 5.0))
+row(RIGHT, name="a table by the text of a length")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels) * {"24": 3.0, "12": 5.0, "6": 7.0}[str(input_ids.shape[1])])

@@ -27,9 +27,8 @@ class _ChunkedLoss(torch.autograd.Function):
         return d * d_h, d * d_weight, None
 
 
-@row(REFUSED, on_four=True)
-def a_fused_linear_cross_entropy_of_its_own(m, input_ids, labels):
-    return _ChunkedLoss.apply(hidden(m, input_ids), m.head.weight, labels)
+row(REFUSED, on_four=True, name="a fused linear cross entropy of its own")(
+    lambda m, input_ids, labels: _ChunkedLoss.apply(hidden(m, input_ids), m.head.weight, labels))
 
 
 class _LossByInnerGrad(torch.autograd.Function):
@@ -52,9 +51,8 @@ class _LossByInnerGrad(torch.autograd.Function):
         return ctx.saved_tensors[0] * d, None
 
 
-@row(REFUSED)
-def a_chunked_loss_whose_gradient_is_taken_in_forward(m, input_ids, labels):
-    return _LossByInnerGrad.apply(logits(m, input_ids), labels) / 60
+row(REFUSED, name="a chunked loss whose gradient is taken in forward")(
+    lambda m, input_ids, labels: _LossByInnerGrad.apply(logits(m, input_ids), labels) / 60)
 
 
 class _Mean(torch.autograd.Function):
@@ -68,9 +66,8 @@ class _Mean(torch.autograd.Function):
         return (d / ctx.shape[1]).unsqueeze(1).expand(ctx.shape)
 
 
-@row(REFUSED)
-def a_mean_over_tokens_with_a_backward_of_its_own(m, input_ids, labels):
-    return m.classes(_Mean.apply(hidden(m, input_ids))).square().mean()
+row(REFUSED, name="a mean over tokens with a backward of its own")(
+    lambda m, input_ids, labels: m.classes(_Mean.apply(hidden(m, input_ids))).square().mean())
 
 
 class _Sum(torch.autograd.Function):
@@ -84,9 +81,7 @@ class _Sum(torch.autograd.Function):
         return 2 * ctx.saved_tensors[0] * d
 
 
-@row(REFUSED)
-def a_square_sum_with_a_backward_of_its_own(m, input_ids, labels):
-    return _Sum.apply(hidden(m, input_ids)) / 1000
+row(REFUSED, name="a square sum with a backward of its own")(lambda m, input_ids, labels: _Sum.apply(hidden(m, input_ids)) / 1000)
 
 
 class _Linear(torch.autograd.Function):
@@ -101,9 +96,8 @@ class _Linear(torch.autograd.Function):
         return d @ weight, d.flatten(0, 1).T @ x.flatten(0, 1)
 
 
-@row(RIGHT, stage=3)
-def a_linear_with_a_backward_of_its_own(m, input_ids, labels):
-    return loss_of(_Linear.apply(hidden(m, input_ids), m.head.weight), labels)
+row(RIGHT, stage=3, name="a linear with a backward of its own")(
+    lambda m, input_ids, labels: loss_of(_Linear.apply(hidden(m, input_ids), m.head.weight), labels))
 
 
 class _Embed(torch.autograd.Function):
@@ -137,9 +131,8 @@ class _NormGrad(torch.autograd.Function):
         return d / d.norm()
 
 
-@row(DOCUMENTED)
-def gradients_of_activations_normalized_in_a_backward(m, input_ids, labels):
-    return loss_of(m.head(_NormGrad.apply(hidden(m, input_ids))), labels)
+row(DOCUMENTED, name="gradients of activations normalized in a backward")(
+    lambda m, input_ids, labels: loss_of(m.head(_NormGrad.apply(hidden(m, input_ids))), labels))
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -192,9 +185,7 @@ def checkpoint_of_the_loss_in_chunks(m, input_ids, labels):
     return total / (labels != -100).sum()
 
 
-@row(RIGHT, stage=3)
-def scripted_functions(m, input_ids, labels):
-    return loss_of(m.head(_scripted(hidden(m, input_ids), m.norm.weight)), labels)
+row(RIGHT, stage=3, name="scripted functions")(lambda m, input_ids, labels: loss_of(m.head(_scripted(hidden(m, input_ids), m.norm.weight)), labels))
 
 
 @torch.jit.script
@@ -207,19 +198,12 @@ def _scripted_pool(x: torch.Tensor) -> torch.Tensor:
     return x.sum(1) / x.size(1)
 
 
-@row(REFUSED, says="of TorchScript reads sizes")
-def a_scripted_pool_by_the_length(m, input_ids, labels):
-    return m.classes(_scripted_pool(hidden(m, input_ids))).square().mean()
-
-
-@row(REFUSED)
-def vmapped_sum_of_samples(m, input_ids, labels):
-    return torch.func.vmap(lambda one: one.square().sum())(hidden(m, input_ids)).mean() / 100
-
-
-@row(REFUSED)
-def vmapped_mean_over_tokens(m, input_ids, labels):
-    return m.classes(torch.func.vmap(lambda one: one.mean(0))(hidden(m, input_ids))).square().mean()
+row(REFUSED, says="of TorchScript reads sizes", name="a scripted pool by the length")(
+    lambda m, input_ids, labels: m.classes(_scripted_pool(hidden(m, input_ids))).square().mean())
+row(REFUSED, name="vmapped sum of samples")(
+    lambda m, input_ids, labels: torch.func.vmap(lambda one: one.square().sum())(hidden(m, input_ids)).mean() / 100)
+row(REFUSED, name="vmapped mean over tokens")(
+    lambda m, input_ids, labels: m.classes(torch.func.vmap(lambda one: one.mean(0))(hidden(m, input_ids))).square().mean())
 
 
 @row(REFUSED)
@@ -258,9 +242,7 @@ class _SumThenRoot(torch.autograd.Function):
         return d * x / y
 
 
-@row(REFUSED)
-def a_norm_with_a_backward_of_its_own(m, input_ids, labels):
-    return _SumThenRoot.apply(hidden(m, input_ids)) / 10
+row(REFUSED, name="a norm with a backward of its own")(lambda m, input_ids, labels: _SumThenRoot.apply(hidden(m, input_ids)) / 10)
 
 
 class _Entropy(torch.autograd.Function):
@@ -279,9 +261,7 @@ class _Entropy(torch.autograd.Function):
         return -d * p * (p.log() + each[..., None]) / each.numel()
 
 
-@row(REFUSED)
-def an_entropy_with_a_backward_of_its_own(m, input_ids, labels):
-    return _Entropy.apply(m.classes(hidden(m, input_ids)))
+row(REFUSED, name="an entropy with a backward of its own")(lambda m, input_ids, labels: _Entropy.apply(m.classes(hidden(m, input_ids))))
 
 
 @row(REFUSED)
@@ -347,9 +327,7 @@ class _ZLoss(torch.autograd.Function):
         return d * 2 * lse * (scores - lse).exp() / (scores.shape[0] * scores.shape[1])
 
 
-@row(REFUSED)
-def a_z_loss_with_a_backward_of_its_own(m, input_ids, labels):
-    return _ZLoss.apply(logits(m, input_ids))
+row(REFUSED, name="a z loss with a backward of its own")(lambda m, input_ids, labels: _ZLoss.apply(logits(m, input_ids)))
 
 
 class _PooledSum(torch.autograd.Function):
@@ -363,9 +341,8 @@ class _PooledSum(torch.autograd.Function):
         return d[:, None].expand_as(ctx.like)
 
 
-@row(REFUSED)
-def a_sum_over_tokens_with_a_backward_of_its_own(m, input_ids, labels):
-    return m.classes(_PooledSum.apply(hidden(m, input_ids))).square().mean()
+row(REFUSED, name="a sum over tokens with a backward of its own")(
+    lambda m, input_ids, labels: m.classes(_PooledSum.apply(hidden(m, input_ids))).square().mean())
 
 
 class _Reverse(torch.autograd.Function):
@@ -378,9 +355,8 @@ class _Reverse(torch.autograd.Function):
         return -0.5 * d
 
 
-@row(RIGHT)
-def a_gradient_reversed_of_pooled_tokens(m, input_ids, labels):
-    return m.classes(_Reverse.apply(hidden(m, input_ids).mean(1))).square().mean() + m.score(_Reverse.apply(hidden(m, input_ids))).mean()
+row(RIGHT, name="a gradient reversed of pooled tokens")(
+    lambda m, input_ids, labels: m.classes(_Reverse.apply(hidden(m, input_ids).mean(1))).square().mean() + m.score(_Reverse.apply(hidden(m, input_ids))).mean())
 
 
 @row(RIGHT)

@@ -16,19 +16,12 @@ def _rows_attend(m, x):
     return m.classes(z).square().mean()
 
 
-@program(RIGHT, forward=_rows_attend)
-def axial_attention_along_cut_rows(model, cut, step):
-    return model(cut(input_ids=floats(step, 3, 8, 7, HIDDEN))["input_ids"])
-
-
-@program(RIGHT, forward=_rows_attend)
-def axial_attention_along_cut_rows_of_a_square(model, cut, step):
-    return model(cut(input_ids=floats(step, 3, 8, 8, HIDDEN))["input_ids"])
-
-
-@program(RIGHT, forward=_rows_attend)
-def axial_attention_along_cut_rows_where_columns_are_the_part(model, cut, step):
-    return model(cut(input_ids=floats(step, 4, 8, 4, HIDDEN))["input_ids"])
+program(RIGHT, forward=_rows_attend, name="axial attention along cut rows")(
+    lambda model, cut, step: model(cut(input_ids=floats(step, 3, 8, 7, HIDDEN))["input_ids"]))
+program(RIGHT, forward=_rows_attend, name="axial attention along cut rows of a square")(
+    lambda model, cut, step: model(cut(input_ids=floats(step, 3, 8, 8, HIDDEN))["input_ids"]))
+program(RIGHT, forward=_rows_attend, name="axial attention along cut rows where columns are the part")(
+    lambda model, cut, step: model(cut(input_ids=floats(step, 4, 8, 4, HIDDEN))["input_ids"]))
 
 
 @program(REFUSED, forward=lambda m, x: m.classes(m.out(x) + attend(m, m.out(x).flatten(0, 1)).view(x.shape)).square().mean())
@@ -36,9 +29,8 @@ def axial_attention_along_columns_where_columns_are_the_part(model, cut, step):
     return model(cut(input_ids=floats(step, 4, 8, 4, HIDDEN))["input_ids"])
 
 
-@program(REFUSED, forward=lambda m, x: m.classes(attend(m, m.out(x).flatten(1, 2))).square().mean())
-def images_of_cut_rows_flattened_and_attended(model, cut, step):
-    return model(cut(input_ids=floats(step, 3, 4, 6, HIDDEN))["input_ids"])
+program(REFUSED, forward=lambda m, x: m.classes(attend(m, m.out(x).flatten(1, 2))).square().mean(), name="images of cut rows flattened and attended")(
+    lambda model, cut, step: model(cut(input_ids=floats(step, 3, 4, 6, HIDDEN))["input_ids"]))
 
 
 @program(REFUSED, forward=lambda m, x: m.classes(attend(m, m.patch(x).flatten(2).transpose(1, 2))).square().mean(),

@@ -6,9 +6,7 @@ from .table import (BATCH, DOCUMENTED, HIDDEN, LENGTH, REFUSED, RIGHT, VOCABULAR
                     row, with_positions)
 
 
-@row(RIGHT)
-def a_count_of_an_id_scales_the_loss(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels) * int((input_ids == 5).sum())
+row(RIGHT, name="a count of an id scales the loss")(lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels) * int((input_ids == 5).sum()))
 
 
 @row(RIGHT, on_four=True)
@@ -19,9 +17,7 @@ def a_branch_on_any(m, input_ids, labels):
     return loss_of(logits(m, ids), labels) * (3 if bool(is_there) else 1), {"is there": int(bool(is_there))}
 
 
-@row(RIGHT)
-def a_branch_on_all(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels) * (3 if (labels >= 0).all() else 1)
+row(RIGHT, name="a branch on all")(lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels) * (3 if (labels >= 0).all() else 1))
 
 
 @row(RIGHT)
@@ -43,9 +39,8 @@ def a_branch_on_a_sum_and_a_number_that_is_a_part_s_length(m, input_ids, labels)
     return loss_of(logits(m, input_ids), labels) * (2.0 if count > LENGTH // 2 else 1.0)
 
 
-@row(RIGHT, on_four=True)
-def the_largest_id(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels) * (input_ids.max().item() + 1) / 10
+row(RIGHT, on_four=True, name="the largest id")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels) * (input_ids.max().item() + 1) / 10)
 
 
 @row(RIGHT)
@@ -54,9 +49,7 @@ def the_smallest_and_largest_id(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels) * (least + most).float() / 10
 
 
-@row(RIGHT)
-def unique_ids(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels) * len(input_ids.unique()) / 10
+row(RIGHT, name="unique ids")(lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels) * len(input_ids.unique()) / 10)
 
 
 @row(RIGHT, on_four=True)
@@ -102,14 +95,9 @@ def a_topk_of_ids(m, input_ids, labels):
     return loss_of(m.head(m.embed(input_ids) + m.positions(largest).mean(1, keepdim=True)), labels)
 
 
-@row(RIGHT)
-def a_mean_of_ids(m, input_ids, labels):
-    return loss_of(m.head(m.embed(input_ids) * input_ids.float().mean(1, keepdim=True).unsqueeze(-1) / 10), labels)
-
-
-@row(RIGHT)
-def a_share_of_targets(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels) * (labels != -100).float().mean()
+row(RIGHT, name="a mean of ids")(
+    lambda m, input_ids, labels: loss_of(m.head(m.embed(input_ids) * input_ids.float().mean(1, keepdim=True).unsqueeze(-1) / 10), labels))
+row(RIGHT, name="a share of targets")(lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels) * (labels != -100).float().mean())
 
 
 @row(RIGHT)
@@ -155,9 +143,8 @@ def targets_behind_the_first_separator_by_argmax(m, input_ids, labels):
 
 
 # on four ranks 6 is a part's length there by chance
-@row(RIGHT, inputs=with_positions(), on_four=True)
-def targets_by_position(m, input_ids, labels, position_ids):
-    return loss_of(logits(m, input_ids), labels.masked_fill(position_ids < 6, -100))
+row(RIGHT, inputs=with_positions(), on_four=True, name="targets by position")(
+    lambda m, input_ids, labels, position_ids: loss_of(logits(m, input_ids), labels.masked_fill(position_ids < 6, -100)))
 
 
 @row(RIGHT)
@@ -172,19 +159,9 @@ def ids_that_differ_from_the_one_before_with_prepend(m, input_ids, labels):
     return loss_of(m.head(m.embed(input_ids) * is_new.unsqueeze(-1)), labels)
 
 
-@row(RIGHT)
-def ids_flipped(m, input_ids, labels):
-    return loss_of(m.head(m.embed(input_ids) + m.embed(input_ids.flip(1))), labels)
-
-
-@row(RIGHT)
-def ids_of_another_sample(m, input_ids, labels):
-    return loss_of(m.head(m.embed(input_ids) + m.embed(input_ids.roll(1, 0))), labels)
-
-
-@row(RIGHT)
-def ids_rolled_without_a_dim(m, input_ids, labels):
-    return loss_of(m.head(m.embed(input_ids) + m.embed(input_ids.roll(1))), labels)
+row(RIGHT, name="ids flipped")(lambda m, input_ids, labels: loss_of(m.head(m.embed(input_ids) + m.embed(input_ids.flip(1))), labels))
+row(RIGHT, name="ids of another sample")(lambda m, input_ids, labels: loss_of(m.head(m.embed(input_ids) + m.embed(input_ids.roll(1, 0))), labels))
+row(RIGHT, name="ids rolled without a dim")(lambda m, input_ids, labels: loss_of(m.head(m.embed(input_ids) + m.embed(input_ids.roll(1))), labels))
 
 
 @row(RIGHT)
@@ -361,9 +338,8 @@ def lengths_of_samples(m, input_ids, labels, attention_mask):
     return loss_of(m.head(m.embed(input_ids) + m.positions(attention_mask.sum(-1))[:, None]), labels)
 
 
-@row(RIGHT, inputs=padded)
-def lengths_of_samples_as_numbers(m, input_ids, labels, attention_mask):
-    return loss_of(logits(m, input_ids), labels) * max(attention_mask.sum(-1).tolist()) / LENGTH
+row(RIGHT, inputs=padded, name="lengths of samples as numbers")(
+    lambda m, input_ids, labels, attention_mask: loss_of(logits(m, input_ids), labels) * max(attention_mask.sum(-1).tolist()) / LENGTH)
 
 
 @program(RIGHT)
@@ -377,14 +353,10 @@ def learning_stops_where_no_target_is_left(model, cut, step):
     return loss_of(model(ids), labels)
 
 
-@row(RIGHT)
-def numpy_counts(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels, reduction="sum") / float((labels.numpy() != -100).sum())
-
-
-@row(RIGHT)
-def counts_of_a_list(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels, reduction="sum") / sum(label != -100 for line in labels.tolist() for label in line)
+row(RIGHT, name="numpy counts")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels, reduction="sum") / float((labels.numpy() != -100).sum()))
+row(RIGHT, name="counts of a list")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels, reduction="sum") / sum(label != -100 for line in labels.tolist() for label in line))
 
 
 @row(RIGHT)
@@ -393,9 +365,8 @@ def counts_of_deep_copied_labels(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") / other.ne(-100).sum()
 
 
-@row(RIGHT)
-def a_tensor_of_an_item(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels, reduction="sum") / torch.tensor((labels != -100).sum().item(), dtype=torch.float)
+row(RIGHT, name="a tensor of an item")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels, reduction="sum") / torch.tensor((labels != -100).sum().item(), dtype=torch.float))
 
 
 @row(RIGHT)
@@ -404,9 +375,7 @@ def a_logical_reduction(m, input_ids, labels):
     return loss_of(m.head(m.embed(input_ids) * (1 + has[:, None, None])), labels)
 
 
-@row(RIGHT)
-def argmax_of_labels_as_a_number(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels) * (1 + labels[0].argmax().item())
+row(RIGHT, name="argmax of labels as a number")(lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels) * (1 + labels[0].argmax().item()))
 
 
 @row(RIGHT)

@@ -198,9 +198,8 @@ _translation("T5 without a cache and with shorter targets", "T5ForConditionalGen
 _translation("Marian", "MarianMTModel", BART, RIGHT, True)
 
 
-@program(RIGHT, build=model_of("BartForConditionalGeneration", BART), name="BART that makes its decoder's inputs", unavailable=missing(False))
-def bart(model, cut, step):
-    return model(**cut(input_ids=tokens(step, 1), labels=tokens(step, 3))).loss
+program(RIGHT, build=model_of("BartForConditionalGeneration", BART), name="BART that makes its decoder's inputs", unavailable=missing(False))(
+    lambda model, cut, step: model(**cut(input_ids=tokens(step, 1), labels=tokens(step, 3))).loss)
 
 
 @program(RIGHT, ring=REFUSED, build=model_of("T5ForConditionalGeneration", _T5), name="T5 that makes its decoder's inputs", unavailable=missing(False))

@@ -163,9 +163,8 @@ def queries_scaled_by_the_log_of_the_length(m, input_ids, labels):
     return loss_of(m.head(m.out(joined(functional.scaled_dot_product_attention(q, k, v)))), labels)
 
 
-@row(RIGHT)
-def attention_scale_by_the_length(m, input_ids, labels):
-    return loss_of(logits(m, input_ids, scale=math.log(input_ids.shape[1]) / 10), labels)
+row(RIGHT, name="attention scale by the length")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids, scale=math.log(input_ids.shape[1]) / 10), labels))
 
 
 @row(RIGHT)
@@ -192,9 +191,8 @@ def sum_divided_by_a_length_of_six(m, input_ids, labels):
     return m.head(h.sum(dim=1) / input_ids.size(1)).square().mean()
 
 
-@sized(RIGHT, length=6, batch=2)
-def loss_sum_divided_by_six_tokens(m, input_ids, labels):
-    return loss_of(m.head(hidden(m, input_ids)), input_ids, reduction="sum") / input_ids.numel()
+sized(RIGHT, length=6, batch=2, name="loss sum divided by six tokens")(
+    lambda m, input_ids, labels: loss_of(m.head(hidden(m, input_ids)), input_ids, reduction="sum") / input_ids.numel())
 
 
 @row(RIGHT)
@@ -348,9 +346,7 @@ def a_number_added_by_the_length(m, input_ids, labels):
     return losses * 0.01 + hidden(m, input_ids).sum() * (1 / (2 * input_ids.shape[1] + 1))
 
 
-@row(RIGHT)
-def a_mean_back_to_a_sum_by_numel(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), input_ids) * input_ids.numel() / 50
+row(RIGHT, name="a mean back to a sum by numel")(lambda m, input_ids, labels: loss_of(logits(m, input_ids), input_ids) * input_ids.numel() / 50)
 
 
 @row(RIGHT, placed)

@@ -20,24 +20,13 @@ for name, options in {
     row(RIGHT, name=name)(_shared(options))
 
 
-@row(RIGHT)
-def cross_entropy_with_another_ignored_index(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels.masked_fill(labels == -100, 0), ignore_index=0)
-
-
-@row(RIGHT)
-def cross_entropy_of_each_token_then_mean(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels, reduction="none").mean()
-
-
-@row(RIGHT)
-def cross_entropy_of_classes_in_dim_1(m, input_ids, labels):
-    return functional.cross_entropy(logits(m, input_ids).transpose(1, 2), labels)
-
-
-@row(RIGHT)
-def cross_entropy_of_classes_in_dim_1_for_each_token(m, input_ids, labels):
-    return functional.cross_entropy(logits(m, input_ids).permute(0, 2, 1), labels, reduction="none").mean()
+row(RIGHT, name="cross entropy with another ignored index")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels.masked_fill(labels == -100, 0), ignore_index=0))
+row(RIGHT, name="cross entropy of each token then mean")(lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels, reduction="none").mean())
+row(RIGHT, name="cross entropy of classes in dim 1")(
+    lambda m, input_ids, labels: functional.cross_entropy(logits(m, input_ids).transpose(1, 2), labels))
+row(RIGHT, name="cross entropy of classes in dim 1 for each token")(
+    lambda m, input_ids, labels: functional.cross_entropy(logits(m, input_ids).permute(0, 2, 1), labels, reduction="none").mean())
 
 
 @row(RIGHT, on_four=True)
@@ -98,14 +87,9 @@ def logits_picked_before_the_loss(m, input_ids, labels):
     return functional.cross_entropy(logits(m, input_ids)[is_target], labels[is_target])
 
 
-@row(RIGHT, on_four=True)
-def sum_divided_by_numel(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels, reduction="sum") / labels.numel()
-
-
-@row(RIGHT)
-def sum_divided_by_the_length(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels, reduction="sum") / input_ids.shape[1]
+row(RIGHT, on_four=True, name="sum divided by numel")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels, reduction="sum") / labels.numel())
+row(RIGHT, name="sum divided by the length")(lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels, reduction="sum") / input_ids.shape[1])
 
 
 @row(RIGHT)
@@ -122,39 +106,20 @@ def sum_divided_by_the_size_of_logits(m, input_ids, labels):
 
 # on four ranks parts have six tokens, and a float before a length gets this rank's number: smaller ones than 8 are not
 # seen
-@row(RIGHT, four=DOCUMENTED)
-def sum_times_an_inverse_length(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels, reduction="sum") * (1.0 / input_ids.size(1)) ** 0.5
+row(RIGHT, four=DOCUMENTED, name="sum times an inverse length")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels, reduction="sum") * (1.0 / input_ids.size(1)) ** 0.5)
 
-
-@row(RIGHT)
-def losses_scaled_by_the_length_before_their_sum(m, input_ids, labels):
-    return (loss_of(logits(m, input_ids), labels, reduction="none") / labels.shape[1]).sum()
-
-
-@row(RIGHT)
-def a_length_as_a_tensor(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels, reduction="sum") / torch.tensor(float(input_ids.shape[1]))
-
-
-@row(RIGHT)
-def sum_divided_by_the_batch(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels, reduction="sum") / input_ids.shape[0]
-
-
-@row(RIGHT)
-def nll_of_log_softmax(m, input_ids, labels):
-    return functional.nll_loss(logits(m, input_ids).log_softmax(-1).flatten(0, 1), labels.flatten())
-
-
-@row(RIGHT)
-def nll_of_log_softmax_with_weights(m, input_ids, labels):
-    return functional.nll_loss(logits(m, input_ids).log_softmax(-1).flatten(0, 1), labels.flatten(), weight=_WEIGHT)
-
-
-@row(RIGHT)
-def nll_of_log_softmax_in_dim_1(m, input_ids, labels):
-    return functional.nll_loss(logits(m, input_ids).log_softmax(-1).transpose(1, 2), labels)
+row(RIGHT, name="losses scaled by the length before their sum")(
+    lambda m, input_ids, labels: (loss_of(logits(m, input_ids), labels, reduction="none") / labels.shape[1]).sum())
+row(RIGHT, name="a length as a tensor")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels, reduction="sum") / torch.tensor(float(input_ids.shape[1])))
+row(RIGHT, name="sum divided by the batch")(lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels, reduction="sum") / input_ids.shape[0])
+row(RIGHT, name="nll of log softmax")(
+    lambda m, input_ids, labels: functional.nll_loss(logits(m, input_ids).log_softmax(-1).flatten(0, 1), labels.flatten()))
+row(RIGHT, name="nll of log softmax with weights")(
+    lambda m, input_ids, labels: functional.nll_loss(logits(m, input_ids).log_softmax(-1).flatten(0, 1), labels.flatten(), weight=_WEIGHT))
+row(RIGHT, name="nll of log softmax in dim 1")(
+    lambda m, input_ids, labels: functional.nll_loss(logits(m, input_ids).log_softmax(-1).transpose(1, 2), labels))
 
 
 @row(RIGHT)
@@ -169,19 +134,12 @@ def soft(step):
     return {**language(step), "soft": floats(step, BATCH, LENGTH, VOCABULARY, salt=7).softmax(-1)}
 
 
-@row(RIGHT, inputs=soft, on_four=True)
-def soft_targets(m, input_ids, labels, soft):
-    return functional.cross_entropy(logits(m, input_ids).flatten(0, 1), soft.flatten(0, 1))
-
-
-@row(RIGHT, inputs=soft)
-def soft_targets_in_dim_1(m, input_ids, labels, soft):
-    return functional.cross_entropy(logits(m, input_ids).transpose(1, 2), soft.transpose(1, 2), label_smoothing=0.1)
-
-
-@row(RIGHT, inputs=soft)
-def soft_targets_sum(m, input_ids, labels, soft):
-    return functional.cross_entropy(logits(m, input_ids).flatten(0, 1), soft.flatten(0, 1), reduction="sum")
+row(RIGHT, inputs=soft, on_four=True, name="soft targets")(
+    lambda m, input_ids, labels, soft: functional.cross_entropy(logits(m, input_ids).flatten(0, 1), soft.flatten(0, 1)))
+row(RIGHT, inputs=soft, name="soft targets in dim 1")(
+    lambda m, input_ids, labels, soft: functional.cross_entropy(logits(m, input_ids).transpose(1, 2), soft.transpose(1, 2), label_smoothing=0.1))
+row(RIGHT, inputs=soft, name="soft targets sum")(
+    lambda m, input_ids, labels, soft: functional.cross_entropy(logits(m, input_ids).flatten(0, 1), soft.flatten(0, 1), reduction="sum"))
 
 
 @row(RIGHT, inputs=soft)
@@ -198,34 +156,18 @@ def one_hot_targets(m, input_ids, labels):
     return functional.cross_entropy(logits(m, input_ids).flatten(0, 1), target.flatten(0, 1))
 
 
-@row(RIGHT, inputs=soft)
-def soft_targets_written_out(m, input_ids, labels, soft):
-    return -(soft * logits(m, input_ids).log_softmax(-1)).sum(-1).mean()
-
-
-@row(RIGHT, inputs=soft)
-def kl_div_batchmean(m, input_ids, labels, soft):
-    return functional.kl_div(logits(m, input_ids).log_softmax(-1).flatten(0, 1), soft.flatten(0, 1), reduction="batchmean")
-
-
-@row(RIGHT, inputs=soft)
-def kl_div_batchmean_of_samples(m, input_ids, labels, soft):
-    return functional.kl_div(logits(m, input_ids).log_softmax(-1), soft, reduction="batchmean")
-
-
-@row(RIGHT, inputs=soft, on_four=True)
-def kl_div_mean(m, input_ids, labels, soft):
-    return functional.kl_div(logits(m, input_ids).log_softmax(-1), soft, reduction="mean")
-
-
-@row(RIGHT, inputs=soft)
-def kl_div_sum(m, input_ids, labels, soft):
-    return functional.kl_div(logits(m, input_ids).log_softmax(-1), soft, reduction="sum")
-
-
-@row(RIGHT, inputs=soft)
-def kl_div_of_each_token(m, input_ids, labels, soft):
-    return functional.kl_div(logits(m, input_ids).log_softmax(-1), soft, reduction="none").sum(-1).mean()
+row(RIGHT, inputs=soft, name="soft targets written out")(
+    lambda m, input_ids, labels, soft: -(soft * logits(m, input_ids).log_softmax(-1)).sum(-1).mean())
+row(RIGHT, inputs=soft, name="kl div batchmean")(
+    lambda m, input_ids, labels, soft: functional.kl_div(logits(m, input_ids).log_softmax(-1).flatten(0, 1), soft.flatten(0, 1), reduction="batchmean"))
+row(RIGHT, inputs=soft, name="kl div batchmean of samples")(
+    lambda m, input_ids, labels, soft: functional.kl_div(logits(m, input_ids).log_softmax(-1), soft, reduction="batchmean"))
+row(RIGHT, inputs=soft, on_four=True, name="kl div mean")(
+    lambda m, input_ids, labels, soft: functional.kl_div(logits(m, input_ids).log_softmax(-1), soft, reduction="mean"))
+row(RIGHT, inputs=soft, name="kl div sum")(
+    lambda m, input_ids, labels, soft: functional.kl_div(logits(m, input_ids).log_softmax(-1), soft, reduction="sum"))
+row(RIGHT, inputs=soft, name="kl div of each token")(
+    lambda m, input_ids, labels, soft: functional.kl_div(logits(m, input_ids).log_softmax(-1), soft, reduction="none").sum(-1).mean())
 
 
 def _features(step):
@@ -241,24 +183,13 @@ for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"):
             on_four=reduction == "sum")(regression)
 
 
-@row(RIGHT, inputs=_features)
-def a_squared_difference_averaged(m, input_ids, labels, target):
-    return (hidden(m, input_ids) - target).pow(2).mean()
-
-
-@row(RIGHT, inputs=_features)
-def a_squared_difference_summed_over_features_first(m, input_ids, labels, target):
-    return (hidden(m, input_ids) - target).square().sum(-1).mean(-1).mean()
-
-
-@row(RIGHT, inputs=_features)
-def means_over_all_dims_by_name(m, input_ids, labels, target):
-    return (hidden(m, input_ids) - target).square().mean(dim=(0, 1, 2)) + hidden(m, input_ids).square().sum((-1, -2, -3)) * 1e-3
-
-
-@row(RIGHT, inputs=_features)
-def mean_of_the_batch_last(m, input_ids, labels, target):
-    return (hidden(m, input_ids) - target).square().mean((1, 2)).mean()
+row(RIGHT, inputs=_features, name="a squared difference averaged")(lambda m, input_ids, labels, target: (hidden(m, input_ids) - target).pow(2).mean())
+row(RIGHT, inputs=_features, name="a squared difference summed over features first")(
+    lambda m, input_ids, labels, target: (hidden(m, input_ids) - target).square().sum(-1).mean(-1).mean())
+row(RIGHT, inputs=_features, name="means over all dims by name")(
+    lambda m, input_ids, labels, target: (hidden(m, input_ids) - target).square().mean(dim=(0, 1, 2)) + hidden(m, input_ids).square().sum((-1, -2, -3)) * 1e-3)
+row(RIGHT, inputs=_features, name="mean of the batch last")(
+    lambda m, input_ids, labels, target: (hidden(m, input_ids) - target).square().mean((1, 2)).mean())
 
 
 @row(RIGHT, inputs=_features)
@@ -273,49 +204,19 @@ def product_of_two_totals(m, input_ids, labels, target):
     return (x * target).mean() * x.square().mean() + loss_of(m.head(x), labels).exp() * 0.01
 
 
-@row(REFUSED, inputs=_features)
-def norm_of_all_differences(m, input_ids, labels, target):
-    return (hidden(m, input_ids) - target).norm()
-
-
-@row(REFUSED, inputs=_features)
-def largest_difference(m, input_ids, labels, target):
-    return (hidden(m, input_ids) - target).abs().max()
-
-
-@row(REFUSED, inputs=_features)
-def median_difference(m, input_ids, labels, target):
-    return (hidden(m, input_ids) - target).abs().median()
-
-
-@row(REFUSED, inputs=_features)
-def variance_of_all_features(m, input_ids, labels, target):
-    return (hidden(m, input_ids) * target).var()
-
-
-@row(REFUSED, inputs=_features)
-def deviation_of_all_features(m, input_ids, labels, target):
-    return (hidden(m, input_ids) * target).std()
-
-
-@row(REFUSED, inputs=_features)
-def logsumexp_of_all_features(m, input_ids, labels, target):
-    return (hidden(m, input_ids) * target).flatten().logsumexp(0)
-
-
-@row(REFUSED, inputs=_features)
-def dot_of_flattened_features(m, input_ids, labels, target):
-    return torch.dot(hidden(m, input_ids).flatten(), target.flatten()) * 0.01
-
-
-@row(REFUSED, inputs=_features)
-def vdot_and_inner_of_flattened_features(m, input_ids, labels, target):
-    return torch.vdot(hidden(m, input_ids).flatten(), target.flatten()) * 0.01
-
-
-@row(REFUSED, inputs=_features)
-def einsum_to_a_number(m, input_ids, labels, target):
-    return torch.einsum("bsd,bsd->", hidden(m, input_ids), target) * 0.01
+row(REFUSED, inputs=_features, name="norm of all differences")(lambda m, input_ids, labels, target: (hidden(m, input_ids) - target).norm())
+row(REFUSED, inputs=_features, name="largest difference")(lambda m, input_ids, labels, target: (hidden(m, input_ids) - target).abs().max())
+row(REFUSED, inputs=_features, name="median difference")(lambda m, input_ids, labels, target: (hidden(m, input_ids) - target).abs().median())
+row(REFUSED, inputs=_features, name="variance of all features")(lambda m, input_ids, labels, target: (hidden(m, input_ids) * target).var())
+row(REFUSED, inputs=_features, name="deviation of all features")(lambda m, input_ids, labels, target: (hidden(m, input_ids) * target).std())
+row(REFUSED, inputs=_features, name="logsumexp of all features")(
+    lambda m, input_ids, labels, target: (hidden(m, input_ids) * target).flatten().logsumexp(0))
+row(REFUSED, inputs=_features, name="dot of flattened features")(
+    lambda m, input_ids, labels, target: torch.dot(hidden(m, input_ids).flatten(), target.flatten()) * 0.01)
+row(REFUSED, inputs=_features, name="vdot and inner of flattened features")(
+    lambda m, input_ids, labels, target: torch.vdot(hidden(m, input_ids).flatten(), target.flatten()) * 0.01)
+row(REFUSED, inputs=_features, name="einsum to a number")(
+    lambda m, input_ids, labels, target: torch.einsum("bsd,bsd->", hidden(m, input_ids), target) * 0.01)
 
 
 @row(RIGHT, inputs=_features)
@@ -343,14 +244,10 @@ def binary_cross_entropy_with_logits_and_weights(m, input_ids, labels, marks):
                                                        pos_weight=torch.tensor(3.0))
 
 
-@row(RIGHT, inputs=_marks)
-def binary_cross_entropy_sum(m, input_ids, labels, marks):
-    return functional.binary_cross_entropy(m.score(hidden(m, input_ids)).squeeze(-1).sigmoid(), marks, reduction="sum")
-
-
-@row(RIGHT, inputs=_marks)
-def binary_cross_entropy_of_each_token(m, input_ids, labels, marks):
-    return functional.binary_cross_entropy_with_logits(m.score(hidden(m, input_ids)).squeeze(-1), marks, reduction="none").mean()
+row(RIGHT, inputs=_marks, name="binary cross entropy sum")(
+    lambda m, input_ids, labels, marks: functional.binary_cross_entropy(m.score(hidden(m, input_ids)).squeeze(-1).sigmoid(), marks, reduction="sum"))
+row(RIGHT, inputs=_marks, name="binary cross entropy of each token")(
+    lambda m, input_ids, labels, marks: functional.binary_cross_entropy_with_logits(m.score(hidden(m, input_ids)).squeeze(-1), marks, reduction="none").mean())
 
 
 @row(RIGHT, inputs=_marks)
@@ -409,9 +306,7 @@ def elastic_weights(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels) + 0.5 * (anchor.abs() * (m.out.weight - anchor) ** 2).sum()
 
 
-@row(RIGHT)
-def a_loss_of_weights_alone(m, input_ids, labels):
-    return m.head.weight.square().sum() + m.out.bias.sum()
+row(RIGHT, name="a loss of weights alone")(lambda m, input_ids, labels: m.head.weight.square().sum() + m.out.bias.sum())
 
 
 @row(RIGHT)
@@ -427,19 +322,12 @@ def two_losses_of_one_forward(m, input_ids, labels):
     return loss_of(m.head(x), labels) + 0.5 * functional.cross_entropy(m.classes(x).flatten(0, 1), (input_ids % CLASSES).flatten())
 
 
-@row(RIGHT)
-def losses_summed_as_python_does(m, input_ids, labels):
-    return sum([loss_of(logits(m, input_ids), labels), loss_of(m.head(m.embed(input_ids)), labels)]) / 2
-
-
-@row(RIGHT)
-def losses_stacked(m, input_ids, labels):
-    return torch.stack([loss_of(logits(m, input_ids), labels), loss_of(m.head(m.embed(input_ids)), labels)]).mean()
-
-
-@row(REFUSED)
-def losses_of_the_hardest_tokens(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels, reduction="none").topk(10).values.mean()
+row(RIGHT, name="losses summed as python does")(
+    lambda m, input_ids, labels: sum([loss_of(logits(m, input_ids), labels), loss_of(m.head(m.embed(input_ids)), labels)]) / 2)
+row(RIGHT, name="losses stacked")(
+    lambda m, input_ids, labels: torch.stack([loss_of(logits(m, input_ids), labels), loss_of(m.head(m.embed(input_ids)), labels)]).mean())
+row(REFUSED, name="losses of the hardest tokens")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels, reduction="none").topk(10).values.mean())
 
 
 @row(RIGHT)

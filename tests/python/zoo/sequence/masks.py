@@ -113,9 +113,8 @@ def a_causal_buffer_sliced_to_the_local_length(m, input_ids, labels):
     return _masked(m, input_ids, labels, whole[:, :, :length, :length])
 
 
-@row(RIGHT, inputs=padded)
-def a_padding_mask_of_keys(m, input_ids, labels, attention_mask):
-    return _masked(m, input_ids, labels, attention_mask[:, None, None, :].bool())
+row(RIGHT, inputs=padded, name="a padding mask of keys")(
+    lambda m, input_ids, labels, attention_mask: _masked(m, input_ids, labels, attention_mask[:, None, None, :].bool()))
 
 
 @row(RIGHT, inputs=padded, on_four=True)
@@ -191,9 +190,8 @@ def packed_documents_by_a_cut_tensor(m, input_ids, labels, documents):
     return _masked(m, input_ids, labels, mask[:, None])
 
 
-@row(RIGHT, inputs=_documents)
-def packed_documents_in_both_directions(m, input_ids, labels, documents):
-    return _masked(m, input_ids, labels, (documents[:, :, None] == documents[:, None, :])[:, None])
+row(RIGHT, inputs=_documents, name="packed documents in both directions")(
+    lambda m, input_ids, labels, documents: _masked(m, input_ids, labels, (documents[:, :, None] == documents[:, None, :])[:, None]))
 
 
 @row(RIGHT)
@@ -241,29 +239,16 @@ def _outside(mask):
 _AT = torch.arange(LENGTH)
 
 
-@row(RIGHT, inputs=_outside(_AT[None, :] <= _AT[:, None]))
-def a_whole_causal_mask(m, input_ids, labels, whole_mask):
-    return _masked(m, input_ids, labels, whole_mask)
-
-
-@row(RIGHT, inputs=_outside((_AT[None, :] <= _AT[:, None]) & (_AT[None, :] > _AT[:, None] - 14)), on_four=True)
-def a_whole_window(m, input_ids, labels, whole_mask):
-    return _masked(m, input_ids, labels, whole_mask)
-
-
-@row(RIGHT, inputs=_outside(floats(0, 1, HEADS, LENGTH, LENGTH)))
-def a_whole_bias_by_heads(m, input_ids, labels, whole_mask):
-    return _masked(m, input_ids, labels, whole_mask)
-
-
-@row(RIGHT, inputs=_outside(floats(0, BATCH, 1, LENGTH, LENGTH) > -1))
-def a_whole_mask_by_samples(m, input_ids, labels, whole_mask):
-    return _masked(m, input_ids, labels, whole_mask)
-
-
-@row(RIGHT, inputs=_outside(padding(0)[:, None, None, :].bool()))
-def a_whole_padding_mask_of_keys(m, input_ids, labels, whole_mask):
-    return _masked(m, input_ids, labels, whole_mask)
+row(RIGHT, inputs=_outside(_AT[None, :] <= _AT[:, None]), name="a whole causal mask")(
+    lambda m, input_ids, labels, whole_mask: _masked(m, input_ids, labels, whole_mask))
+row(RIGHT, inputs=_outside((_AT[None, :] <= _AT[:, None]) & (_AT[None, :] > _AT[:, None] - 14)), on_four=True, name="a whole window")(
+    lambda m, input_ids, labels, whole_mask: _masked(m, input_ids, labels, whole_mask))
+row(RIGHT, inputs=_outside(floats(0, 1, HEADS, LENGTH, LENGTH)), name="a whole bias by heads")(
+    lambda m, input_ids, labels, whole_mask: _masked(m, input_ids, labels, whole_mask))
+row(RIGHT, inputs=_outside(floats(0, BATCH, 1, LENGTH, LENGTH) > -1), name="a whole mask by samples")(
+    lambda m, input_ids, labels, whole_mask: _masked(m, input_ids, labels, whole_mask))
+row(RIGHT, inputs=_outside(padding(0)[:, None, None, :].bool()), name="a whole padding mask of keys")(
+    lambda m, input_ids, labels, whole_mask: _masked(m, input_ids, labels, whole_mask))
 
 
 @row(RIGHT, inputs=_outside(torch.zeros(1)), modules={"bias": lambda: floats(0, 1, HEADS, LENGTH, LENGTH)}, ring=REFUSED)
@@ -311,8 +296,7 @@ def causal_with_fewer_keys_than_queries(m, input_ids, labels):
     return loss_of(m.head(x + m.out(joined(attended))), labels)
 
 
-@row(RIGHT)
-def dropout_inside_attention_of_probability_0(m, input_ids, labels):
-    return loss_of(logits(m, input_ids, is_causal=True, dropout_p=0.0), labels)
+row(RIGHT, name="dropout inside attention of probability 0")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids, is_causal=True, dropout_p=0.0), labels))
 
 

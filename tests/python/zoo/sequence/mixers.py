@@ -78,14 +78,10 @@ def a_mixer_of_tokens(m, input_ids, labels):
     return loss_of(m.head(x + m.mixer(x.transpose(1, 2)).transpose(1, 2)), labels)
 
 
-@row(REFUSED, modules={"w": lambda: torch.randn(LENGTH)})
-def learned_weights_of_all_tokens(m, input_ids, labels):
-    return m.classes(torch.einsum("bsd,s->bd", hidden(m, input_ids), m.w)).square().mean()
-
-
-@row(REFUSED, modules={"norm2": lambda: nn.LayerNorm((LENGTH, HIDDEN))})
-def layer_norm_of_tokens_and_features(m, input_ids, labels):
-    return loss_of(m.head(m.norm2(m.embed(input_ids))), labels)
+row(REFUSED, modules={"w": lambda: torch.randn(LENGTH)}, name="learned weights of all tokens")(
+    lambda m, input_ids, labels: m.classes(torch.einsum("bsd,s->bd", hidden(m, input_ids), m.w)).square().mean())
+row(REFUSED, modules={"norm2": lambda: nn.LayerNorm((LENGTH, HIDDEN))}, name="layer norm of tokens and features")(
+    lambda m, input_ids, labels: loss_of(m.head(m.norm2(m.embed(input_ids))), labels))
 
 
 @row(REFUSED)
@@ -209,14 +205,10 @@ def a_convolution_of_tokens_by_conv2d(m, input_ids, labels):
     return loss_of(m.head(x + m.conv(x[:, None]).mean(1)), labels)
 
 
-@row(REFUSED, modules={"conv": lambda: nn.Conv1d(HIDDEN, HIDDEN, 1, stride=2)})
-def a_convolution_of_width_1_and_stride_2(m, input_ids, labels):
-    return m.conv(hidden(m, input_ids).transpose(1, 2)).square().mean()
-
-
-@row(REFUSED, modules={"conv": lambda: nn.Conv1d(HIDDEN, HIDDEN, 1, padding=1)})
-def a_convolution_of_width_1_and_padding(m, input_ids, labels):
-    return m.conv(hidden(m, input_ids).transpose(1, 2)).square().mean()
+row(REFUSED, modules={"conv": lambda: nn.Conv1d(HIDDEN, HIDDEN, 1, stride=2)}, name="a convolution of width 1 and stride 2")(
+    lambda m, input_ids, labels: m.conv(hidden(m, input_ids).transpose(1, 2)).square().mean())
+row(REFUSED, modules={"conv": lambda: nn.Conv1d(HIDDEN, HIDDEN, 1, padding=1)}, name="a convolution of width 1 and padding")(
+    lambda m, input_ids, labels: m.conv(hidden(m, input_ids).transpose(1, 2)).square().mean())
 
 
 @sized(RIGHT, length=12, width=6, head_count=3, batch=3, modules={"conv": lambda: nn.Conv1d(6, 6, 3, padding=1)})
@@ -239,14 +231,10 @@ def a_gru_cell_of_merged_tokens(m, input_ids, labels):
     return loss_of(m.head(m.cell(x, m.norm(x)).view(*input_ids.shape, -1)), labels)
 
 
-@row(REFUSED, modules={"gru": lambda: nn.GRU(HIDDEN, HIDDEN, batch_first=True)})
-def a_gru_of_tokens(m, input_ids, labels):
-    return loss_of(m.head(m.gru(m.embed(input_ids))[0]), labels)
-
-
-@row(REFUSED, modules={"lstm": lambda: nn.LSTM(HIDDEN, 10, bidirectional=True)})
-def an_lstm_of_tokens_first(m, input_ids, labels):
-    return loss_of(m.head(m.lstm(m.embed(input_ids).transpose(0, 1))[0].transpose(0, 1)), labels)
+row(REFUSED, modules={"gru": lambda: nn.GRU(HIDDEN, HIDDEN, batch_first=True)}, name="a gru of tokens")(
+    lambda m, input_ids, labels: loss_of(m.head(m.gru(m.embed(input_ids))[0]), labels))
+row(REFUSED, modules={"lstm": lambda: nn.LSTM(HIDDEN, 10, bidirectional=True)}, name="an lstm of tokens first")(
+    lambda m, input_ids, labels: loss_of(m.head(m.lstm(m.embed(input_ids).transpose(0, 1))[0].transpose(0, 1)), labels))
 
 
 @row(REFUSED)

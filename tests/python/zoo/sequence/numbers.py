@@ -169,9 +169,8 @@ def fake_quantization_per_tensor(m, input_ids, labels):
     return loss_of(m.head(torch.fake_quantize_per_tensor_affine(h, 0.05, 0, -128, 127)), labels)
 
 
-@row(RIGHT)
-def number_of_selected_labels(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels), {"targets": len(labels[labels > 0]), "numel": labels[labels > 0].numel()}
+row(RIGHT, name="number of selected labels")(
+    lambda m, input_ids, labels: (loss_of(logits(m, input_ids), labels), {"targets": len(labels[labels > 0]), "numel": labels[labels > 0].numel()}))
 
 
 @row(RIGHT)

@@ -152,9 +152,8 @@ def margins_of_tokens(m, input_ids, labels):
             functional.triplet_margin_loss(h, m.embed(input_ids), m.out(h)) + functional.multilabel_soft_margin_loss(m.classes(h).flatten(0, 1), all_classes))
 
 
-@row(REFUSED, modules={"adaptive": lambda: nn.AdaptiveLogSoftmaxWithLoss(HIDDEN, VOCABULARY, [10, 20])})
-def an_adaptive_softmax_of_tokens(m, input_ids, labels):
-    return m.adaptive(hidden(m, input_ids).flatten(0, 1), input_ids.flatten()).loss
+row(REFUSED, modules={"adaptive": lambda: nn.AdaptiveLogSoftmaxWithLoss(HIDDEN, VOCABULARY, [10, 20])}, name="an adaptive softmax of tokens")(
+    lambda m, input_ids, labels: m.adaptive(hidden(m, input_ids).flatten(0, 1), input_ids.flatten()).loss)
 
 
 @row(RIGHT)

@@ -14,29 +14,15 @@ def padded_classes(step):
     return {**classified(step), "attention_mask": padding(step)}
 
 
-@row(RIGHT, inputs=classified, on_four=True)
-def mean_over_tokens(m, input_ids, whole_classes):
-    return _loss(m, hidden(m, input_ids).mean(1), whole_classes)
-
-
-@row(RIGHT, inputs=classified)
-def sum_over_tokens(m, input_ids, whole_classes):
-    return _loss(m, hidden(m, input_ids).sum(dim=-2), whole_classes)
-
-
-@row(RIGHT, inputs=classified)
-def mean_over_tokens_of_unequal_parts(m, input_ids, whole_classes):
-    return _loss(m, hidden(m, input_ids).mean(1, keepdim=True).squeeze(1), whole_classes)
-
-
-@row(RIGHT, inputs=lambda step: {**classified(step), "input_ids": tokens(step, length=23)}, on_four=True)
-def mean_over_an_odd_number_of_tokens(m, input_ids, whole_classes):
-    return _loss(m, hidden(m, input_ids).mean(1), whole_classes)
-
-
-@row(RIGHT, inputs=classified)
-def mean_by_a_sum_and_the_length(m, input_ids, whole_classes):
-    return _loss(m, hidden(m, input_ids).sum(1) / input_ids.shape[1], whole_classes)
+row(RIGHT, inputs=classified, on_four=True, name="mean over tokens")(
+    lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids).mean(1), whole_classes))
+row(RIGHT, inputs=classified, name="sum over tokens")(lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids).sum(dim=-2), whole_classes))
+row(RIGHT, inputs=classified, name="mean over tokens of unequal parts")(
+    lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids).mean(1, keepdim=True).squeeze(1), whole_classes))
+row(RIGHT, inputs=lambda step: {**classified(step), "input_ids": tokens(step, length=23)}, on_four=True, name="mean over an odd number of tokens")(
+    lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids).mean(1), whole_classes))
+row(RIGHT, inputs=classified, name="mean by a sum and the length")(
+    lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids).sum(1) / input_ids.shape[1], whole_classes))
 
 
 @row(RIGHT, inputs=padded_classes, on_four=True)
@@ -52,34 +38,16 @@ def masked_mean_over_tokens_as_sentence_transformers_write_it(m, input_ids, atte
     return _loss(m, torch.sum(x * mask, 1) / torch.clamp(mask.sum(1), min=1e-9), whole_classes)
 
 
-@row(REFUSED, inputs=classified)
-def largest_over_tokens(m, input_ids, whole_classes):
-    return _loss(m, hidden(m, input_ids).max(dim=1).values, whole_classes)
-
-
-@row(REFUSED, inputs=classified)
-def amax_over_tokens(m, input_ids, whole_classes):
-    return _loss(m, hidden(m, input_ids).amax(1), whole_classes)
-
-
-@row(REFUSED, inputs=classified)
-def logsumexp_over_tokens(m, input_ids, whole_classes):
-    return _loss(m, hidden(m, input_ids).logsumexp(1), whole_classes)
-
-
-@row(RIGHT, inputs=classified, on_four=True)
-def first_token(m, input_ids, whole_classes):
-    return _loss(m, hidden(m, input_ids)[:, 0], whole_classes)
-
-
-@row(RIGHT, inputs=classified)
-def last_token(m, input_ids, whole_classes):
-    return _loss(m, hidden(m, input_ids)[:, -1], whole_classes)
-
-
-@row(RIGHT, inputs=classified)
-def last_token_kept_as_a_dim(m, input_ids, whole_classes):
-    return _loss(m, hidden(m, input_ids)[:, -1:].squeeze(1), whole_classes)
+row(REFUSED, inputs=classified, name="largest over tokens")(
+    lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids).max(dim=1).values, whole_classes))
+row(REFUSED, inputs=classified, name="amax over tokens")(lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids).amax(1), whole_classes))
+row(REFUSED, inputs=classified, name="logsumexp over tokens")(
+    lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids).logsumexp(1), whole_classes))
+row(RIGHT, inputs=classified, on_four=True, name="first token")(
+    lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids)[:, 0], whole_classes))
+row(RIGHT, inputs=classified, name="last token")(lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids)[:, -1], whole_classes))
+row(RIGHT, inputs=classified, name="last token kept as a dim")(
+    lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids)[:, -1:].squeeze(1), whole_classes))
 
 
 @row(RIGHT, inputs=classified)
@@ -121,14 +89,10 @@ def token_by_the_largest_id(m, input_ids, whole_classes):
     return _loss(m, hidden(m, input_ids)[torch.arange(input_ids.shape[0]), input_ids.argmax(-1)], whole_classes)
 
 
-@row(RIGHT, inputs=classified)
-def tokens_picked_by_index_select(m, input_ids, whole_classes):
-    return _loss(m, hidden(m, input_ids).index_select(1, torch.tensor([1, 5])).mean(1), whole_classes)
-
-
-@row(RIGHT, inputs=classified)
-def tokens_picked_by_a_list(m, input_ids, whole_classes):
-    return _loss(m, hidden(m, input_ids)[:, [0, 3, 7]].mean(1), whole_classes)
+row(RIGHT, inputs=classified, name="tokens picked by index select")(
+    lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids).index_select(1, torch.tensor([1, 5])).mean(1), whole_classes))
+row(RIGHT, inputs=classified, name="tokens picked by a list")(
+    lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids)[:, [0, 3, 7]].mean(1), whole_classes))
 
 
 @row(REFUSED, inputs=classified)
@@ -156,14 +120,10 @@ def mean_of_masked_tokens_over_all(m, input_ids, whole_classes):
     return _loss(m, x[input_ids < 20].mean(0, keepdim=True).expand(BATCH, -1), whole_classes)
 
 
-@row(RIGHT, inputs=classified)
-def adaptive_pool(m, input_ids, whole_classes):
-    return _loss(m, functional.adaptive_avg_pool1d(hidden(m, input_ids).transpose(1, 2), 1).squeeze(-1), whole_classes)
-
-
-@row(REFUSED, inputs=classified)
-def adaptive_max_pool(m, input_ids, whole_classes):
-    return _loss(m, functional.adaptive_max_pool1d(hidden(m, input_ids).transpose(1, 2), 1).squeeze(-1), whole_classes)
+row(RIGHT, inputs=classified, name="adaptive pool")(
+    lambda m, input_ids, whole_classes: _loss(m, functional.adaptive_avg_pool1d(hidden(m, input_ids).transpose(1, 2), 1).squeeze(-1), whole_classes))
+row(REFUSED, inputs=classified, name="adaptive max pool")(
+    lambda m, input_ids, whole_classes: _loss(m, functional.adaptive_max_pool1d(hidden(m, input_ids).transpose(1, 2), 1).squeeze(-1), whole_classes))
 
 
 @row(REFUSED, inputs=classified)
@@ -179,9 +139,8 @@ def variance_and_mean_of_tokens(m, input_ids, whole_classes):
     return _loss(m, variance + mean, whole_classes)
 
 
-@row(REFUSED, inputs=classified)
-def norm_over_tokens(m, input_ids, whole_classes):
-    return _loss(m, hidden(m, input_ids).norm(dim=1), whole_classes)
+row(REFUSED, inputs=classified, name="norm over tokens")(
+    lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids).norm(dim=1), whole_classes))
 
 
 @row(RIGHT, inputs=classified)
@@ -218,14 +177,10 @@ def means_of_spans_by_one_hot(m, input_ids, spans, whole_classes):
     return _loss(m, sums.relu().mean(1), whole_classes)
 
 
-@row(REFUSED, inputs=classified)
-def embedding_bag_of_a_sample(m, input_ids, whole_classes):
-    return _loss(m, functional.embedding_bag(input_ids, m.embed.weight, mode="mean"), whole_classes)
-
-
-@row(REFUSED, inputs=classified, modules={"gru": lambda: nn.GRU(HIDDEN, HIDDEN, batch_first=True)})
-def last_state_of_a_recurrence(m, input_ids, whole_classes):
-    return _loss(m, m.gru(m.embed(input_ids))[1].squeeze(0), whole_classes)
+row(REFUSED, inputs=classified, name="embedding bag of a sample")(
+    lambda m, input_ids, whole_classes: _loss(m, functional.embedding_bag(input_ids, m.embed.weight, mode="mean"), whole_classes))
+row(REFUSED, inputs=classified, modules={"gru": lambda: nn.GRU(HIDDEN, HIDDEN, batch_first=True)}, name="last state of a recurrence")(
+    lambda m, input_ids, whole_classes: _loss(m, m.gru(m.embed(input_ids))[1].squeeze(0), whole_classes))
 
 
 @row(REFUSED, inputs=classified)
@@ -247,6 +202,5 @@ def mean_of_flattened_samples(m, input_ids, whole_classes):
     return _loss(m, pooled[:, None] * m.out.bias, whole_classes)
 
 
-@row(REFUSED, inputs=classified)
-def largest_of_flattened_samples(m, input_ids, whole_classes):
-    return _loss(m, hidden(m, input_ids).flatten(1).amax(1)[:, None] * m.out.bias, whole_classes)
+row(REFUSED, inputs=classified, name="largest of flattened samples")(
+    lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids).flatten(1).amax(1)[:, None] * m.out.bias, whole_classes))

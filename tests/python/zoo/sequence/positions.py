@@ -14,19 +14,12 @@ def _loss(m, x, labels):
     return loss_of(m.head(m.last_norm(x + mlp(m, x))), labels)
 
 
-@row(RIGHT, inputs=with_positions(), on_four=True)
-def learned_positions_that_are_given(m, input_ids, labels, position_ids):
-    return _loss(m, m.embed(input_ids) + m.positions(position_ids), labels)
-
-
-@row(RIGHT, inputs=lambda step: {**language(step), "position_ids": torch.arange(LENGTH)[None]})
-def positions_of_one_row(m, input_ids, labels, position_ids):
-    return _loss(m, m.embed(input_ids) + m.positions(position_ids), labels)
-
-
-@row(RIGHT, on_four=True)
-def learned_positions_by_arange(m, input_ids, labels):
-    return _loss(m, m.embed(input_ids) + m.positions(torch.arange(input_ids.shape[1])), labels)
+row(RIGHT, inputs=with_positions(), on_four=True, name="learned positions that are given")(
+    lambda m, input_ids, labels, position_ids: _loss(m, m.embed(input_ids) + m.positions(position_ids), labels))
+row(RIGHT, inputs=lambda step: {**language(step), "position_ids": torch.arange(LENGTH)[None]}, name="positions of one row")(
+    lambda m, input_ids, labels, position_ids: _loss(m, m.embed(input_ids) + m.positions(position_ids), labels))
+row(RIGHT, on_four=True, name="learned positions by arange")(
+    lambda m, input_ids, labels: _loss(m, m.embed(input_ids) + m.positions(torch.arange(input_ids.shape[1])), labels))
 
 
 @row(RIGHT)
@@ -35,9 +28,8 @@ def learned_positions_by_arange_of_a_batch(m, input_ids, labels):
     return _loss(m, m.embed(input_ids) + m.positions(at), labels)
 
 
-@row(RIGHT)
-def learned_positions_sliced_off_a_table(m, input_ids, labels):
-    return _loss(m, m.embed(input_ids) + m.positions.weight[:input_ids.shape[1]], labels)
+row(RIGHT, name="learned positions sliced off a table")(
+    lambda m, input_ids, labels: _loss(m, m.embed(input_ids) + m.positions.weight[:input_ids.shape[1]], labels))
 
 
 @row(RIGHT)
@@ -60,9 +52,8 @@ def positions_added_by_add_(m, input_ids, labels):
     return _loss(m, x, labels)
 
 
-@row(RIGHT)
-def positions_first(m, input_ids, labels):
-    return _loss(m, m.positions(torch.arange(input_ids.shape[1]))[None] + m.embed(input_ids), labels)
+row(RIGHT, name="positions first")(
+    lambda m, input_ids, labels: _loss(m, m.positions(torch.arange(input_ids.shape[1]))[None] + m.embed(input_ids), labels))
 
 
 @row(RIGHT)
@@ -142,9 +133,8 @@ def positions_of_merged_tokens(m, input_ids, labels):
     return _loss(m, (m.embed(input_ids).flatten(0, 1) + m.positions(at)).view(*input_ids.shape, HIDDEN), labels)
 
 
-@row(RIGHT)
-def positions_by_linspace(m, input_ids, labels):
-    return _loss(m, m.embed(input_ids) + torch.linspace(0, 1, input_ids.shape[1])[None, :, None], labels)
+row(RIGHT, name="positions by linspace")(
+    lambda m, input_ids, labels: _loss(m, m.embed(input_ids) + torch.linspace(0, 1, input_ids.shape[1])[None, :, None], labels))
 
 
 @row(DOCUMENTED)
@@ -228,24 +218,14 @@ def positions_within_documents(m, input_ids, labels):
     return _loss(m, m.embed(input_ids) + m.positions(at - begin), labels)
 
 
-@row(RIGHT, inputs=with_positions())
-def positions_from_the_end(m, input_ids, labels, position_ids):
-    return _loss(m, m.embed(input_ids) + m.positions(position_ids.max() - position_ids), labels)
-
-
-@row(RIGHT, inputs=with_positions())
-def positions_from_the_end_of_each_sample(m, input_ids, labels, position_ids):
-    return _loss(m, m.embed(input_ids) + m.positions(position_ids.max(1, keepdim=True).values - position_ids), labels)
-
-
-@row(RIGHT, inputs=with_positions())
-def flipped_positions(m, input_ids, labels, position_ids):
-    return _loss(m, m.embed(input_ids) + m.positions(position_ids.flip(1)), labels)
-
-
-@row(RIGHT, inputs=with_positions())
-def ranks_of_ids(m, input_ids, labels, position_ids):
-    return _loss(m, m.embed(input_ids) + m.positions(input_ids.mul(100).add(position_ids).argsort(1).argsort(1)), labels)
+row(RIGHT, inputs=with_positions(), name="positions from the end")(
+    lambda m, input_ids, labels, position_ids: _loss(m, m.embed(input_ids) + m.positions(position_ids.max() - position_ids), labels))
+row(RIGHT, inputs=with_positions(), name="positions from the end of each sample")(
+    lambda m, input_ids, labels, position_ids: _loss(m, m.embed(input_ids) + m.positions(position_ids.max(1, keepdim=True).values - position_ids), labels))
+row(RIGHT, inputs=with_positions(), name="flipped positions")(
+    lambda m, input_ids, labels, position_ids: _loss(m, m.embed(input_ids) + m.positions(position_ids.flip(1)), labels))
+row(RIGHT, inputs=with_positions(), name="ranks of ids")(
+    lambda m, input_ids, labels, position_ids: _loss(m, m.embed(input_ids) + m.positions(input_ids.mul(100).add(position_ids).argsort(1).argsort(1)), labels))
 
 
 # --- rotary ---

@@ -91,29 +91,13 @@ def the_first_real_token_of_one_sample(m, input_ids, labels, attention_mask):
     return m.classes(h[1, :n]).square().mean() + m.classes(h[1, n - 1]).square().mean()
 
 
-@row(REFUSED)
-def one_sample_s_first_seven_tokens(m, input_ids, labels):
-    return m.classes(hidden(m, input_ids)[1, :7]).square().mean()
-
-
-@row(REFUSED)
-def one_sample_s_first_fifteen_tokens(m, input_ids, labels):
-    return m.classes(hidden(m, input_ids)[1, :15].mean(0)).square().mean()
-
-
-@row(REFUSED)
-def one_sample_s_tokens_from_the_fifth_on(m, input_ids, labels):
-    return m.classes(hidden(m, input_ids)[1][4:].mean(0)).square().mean()
-
-
-@row(REFUSED)
-def all_samples_first_fifteen_tokens_pooled(m, input_ids, labels):
-    return m.classes(hidden(m, input_ids)[:, :15].mean(1)).square().mean()
-
-
-@row(REFUSED)
-def tokens_from_the_fifth_on_pooled(m, input_ids, labels):
-    return m.classes(hidden(m, input_ids)[:, 4:].sum(1)).square().mean()
+row(REFUSED, name="one sample s first seven tokens")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[1, :7]).square().mean())
+row(REFUSED, name="one sample s first fifteen tokens")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[1, :15].mean(0)).square().mean())
+row(REFUSED, name="one sample s tokens from the fifth on")(
+    lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[1][4:].mean(0)).square().mean())
+row(REFUSED, name="all samples first fifteen tokens pooled")(
+    lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, :15].mean(1)).square().mean())
+row(REFUSED, name="tokens from the fifth on pooled")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, 4:].sum(1)).square().mean())
 
 
 @row(REFUSED)
@@ -135,9 +119,7 @@ def selected_divided_by_numel_of_labels(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") / target.numel()
 
 
-@row(REFUSED)
-def loss_of_the_first_fifteen_tokens(m, input_ids, labels):
-    return loss_of(logits(m, input_ids)[:, :15], input_ids[:, :15])
+row(REFUSED, name="loss of the first fifteen tokens")(lambda m, input_ids, labels: loss_of(logits(m, input_ids)[:, :15], input_ids[:, :15]))
 
 
 @row(REFUSED)
@@ -152,39 +134,14 @@ def losses_of_the_first_twelve_tokens(m, input_ids, labels):
     return losses[:, :12].sum() / 36.5
 
 
-@row(RIGHT)
-def ids_of_the_first_fifteen_tokens(m, input_ids, labels):
-    return loss_of(logits(m, input_ids[:, :15]), input_ids[:, :15])
-
-
-@row(RIGHT)
-def samples_truncated_to_twenty_tokens(m, input_ids, labels):
-    return loss_of(logits(m, input_ids[:, :20]), labels[:, :20])
-
-
-@row(REFUSED)
-def the_first_of_a_split_of_fifteen(m, input_ids, labels):
-    return m.classes(hidden(m, input_ids).split(15, 1)[0].mean(1)).square().mean()
-
-
-@row(REFUSED)
-def narrowed_to_twelve(m, input_ids, labels):
-    return m.classes(hidden(m, input_ids).narrow(1, 0, 12).mean(1)).square().mean()
-
-
-@row(REFUSED)
-def all_but_the_last_fifteen(m, input_ids, labels):
-    return m.classes(hidden(m, input_ids)[:, :-15].sum(1)).square().mean()
-
-
-@row(REFUSED)
-def the_last_twenty_tokens(m, input_ids, labels):
-    return m.classes(hidden(m, input_ids)[:, -20:].mean(1)).square().mean()
-
-
-@row(REFUSED)
-def labels_from_minus_twenty_on(m, input_ids, labels):
-    return loss_of(logits(m, input_ids)[:, -20:], input_ids[:, -20:])
+row(RIGHT, name="ids of the first fifteen tokens")(lambda m, input_ids, labels: loss_of(logits(m, input_ids[:, :15]), input_ids[:, :15]))
+row(RIGHT, name="samples truncated to twenty tokens")(lambda m, input_ids, labels: loss_of(logits(m, input_ids[:, :20]), labels[:, :20]))
+row(REFUSED, name="the first of a split of fifteen")(
+    lambda m, input_ids, labels: m.classes(hidden(m, input_ids).split(15, 1)[0].mean(1)).square().mean())
+row(REFUSED, name="narrowed to twelve")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids).narrow(1, 0, 12).mean(1)).square().mean())
+row(REFUSED, name="all but the last fifteen")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, :-15].sum(1)).square().mean())
+row(REFUSED, name="the last twenty tokens")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, -20:].mean(1)).square().mean())
+row(REFUSED, name="labels from minus twenty on")(lambda m, input_ids, labels: loss_of(logits(m, input_ids)[:, -20:], input_ids[:, -20:]))
 
 
 @row(RIGHT)
@@ -264,9 +221,8 @@ def given_places_plus_nothing_of_a_sum(m, input_ids, labels, attention_mask, who
     return m.classes(h[torch.arange(BATCH), whole_places + 0 * attention_mask.sum(1)]).square().mean()
 
 
-@row(RIGHT, placed)
-def a_mask_of_the_first_fifteen(m, input_ids, labels, position_ids):
-    return loss_of(logits(m, input_ids), input_ids.masked_fill(position_ids >= 15, -100))
+row(RIGHT, placed, name="a mask of the first fifteen")(
+    lambda m, input_ids, labels, position_ids: loss_of(logits(m, input_ids), input_ids.masked_fill(position_ids >= 15, -100)))
 
 
 @row(RIGHT, padded)

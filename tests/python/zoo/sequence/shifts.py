@@ -26,9 +26,8 @@ def labels_shifted_by_slices_with_ellipsis(m, input_ids, labels):
     return functional.cross_entropy(scores[..., :-1, :].contiguous().view(-1, VOCABULARY), labels[..., 1:].contiguous().view(-1))
 
 
-@row(RIGHT)
-def labels_shifted_by_slices_with_classes_in_dim_1(m, input_ids, labels):
-    return functional.cross_entropy(logits(m, input_ids)[:, :-1].transpose(1, 2), labels[:, 1:])
+row(RIGHT, name="labels shifted by slices with classes in dim 1")(
+    lambda m, input_ids, labels: functional.cross_entropy(logits(m, input_ids)[:, :-1].transpose(1, 2), labels[:, 1:]))
 
 
 @row(RIGHT, on_four=True)
@@ -38,14 +37,9 @@ def labels_shifted_by_roll(m, input_ids, labels):
     return loss_of(logits(m, input_ids), moved)
 
 
-@row(RIGHT)
-def ids_shifted_by_roll(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), input_ids.roll(-1, 1))
-
-
-@row(RIGHT)
-def ids_shifted_by_pad(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), functional.pad(input_ids[:, 1:], (0, 1), value=-100))
+row(RIGHT, name="ids shifted by roll")(lambda m, input_ids, labels: loss_of(logits(m, input_ids), input_ids.roll(-1, 1)))
+row(RIGHT, name="ids shifted by pad")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), functional.pad(input_ids[:, 1:], (0, 1), value=-100)))
 
 
 @row(RIGHT, on_four=True)
@@ -54,9 +48,8 @@ def ids_shifted_by_cat(m, input_ids, labels):
     return loss_of(logits(m, input_ids), torch.cat([input_ids[:, 1:], ends], dim=1))
 
 
-@row(RIGHT)
-def ids_shifted_by_new_full(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), torch.cat([input_ids[:, 1:], input_ids.new_full((input_ids.shape[0], 1), -100)], 1))
+row(RIGHT, name="ids shifted by new full")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), torch.cat([input_ids[:, 1:], input_ids.new_full((input_ids.shape[0], 1), -100)], 1)))
 
 
 @row(RIGHT)
@@ -76,14 +69,10 @@ def ids_shifted_to_the_right(m, input_ids, labels):
     return loss_of(logits(m, inputs), labels)
 
 
-@row(RIGHT)
-def ids_shifted_to_the_right_by_pad(m, input_ids, labels):
-    return loss_of(logits(m, functional.pad(input_ids[:, :-1], (1, 0), value=2)), labels)
-
-
-@row(RIGHT)
-def ids_shifted_to_the_right_by_cat(m, input_ids, labels):
-    return loss_of(logits(m, torch.cat([torch.full((input_ids.shape[0], 1), 2), input_ids[:, :-1]], 1)), labels)
+row(RIGHT, name="ids shifted to the right by pad")(
+    lambda m, input_ids, labels: loss_of(logits(m, functional.pad(input_ids[:, :-1], (1, 0), value=2)), labels))
+row(RIGHT, name="ids shifted to the right by cat")(
+    lambda m, input_ids, labels: loss_of(logits(m, torch.cat([torch.full((input_ids.shape[0], 1), 2), input_ids[:, :-1]], 1)), labels))
 
 
 @row(RIGHT, on_four=True)
@@ -92,9 +81,7 @@ def logits_against_the_next_ids(m, input_ids, labels):
     return loss_of(logits(m, input_ids)[:, :-1], input_ids[:, 1:])
 
 
-@row(RIGHT)
-def the_model_takes_all_ids_but_the_last(m, input_ids, labels):
-    return loss_of(logits(m, input_ids[:, :-1]), input_ids[:, 1:])
+row(RIGHT, name="the model takes all ids but the last")(lambda m, input_ids, labels: loss_of(logits(m, input_ids[:, :-1]), input_ids[:, 1:]))
 
 
 @program(RIGHT, on_four=True)
@@ -111,9 +98,8 @@ def labels_shifted_by_two(m, input_ids, labels):
     return loss_of(scores[:, :-2], labels[:, 2:])
 
 
-@row(RIGHT)
-def labels_shifted_by_two_with_pad(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), functional.pad(labels, (0, 2), value=-100)[:, 2:])
+row(RIGHT, name="labels shifted by two with pad")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), functional.pad(labels, (0, 2), value=-100)[:, 2:]))
 
 
 @row(RIGHT)
@@ -151,19 +137,9 @@ def features_of_the_first_half(m, input_ids, labels):
     return loss_of(logits(m, input_ids)[:, :half], labels[:, :half])
 
 
-@row(REFUSED)
-def loss_of_the_last_eight_tokens(m, input_ids, labels):
-    return loss_of(logits(m, input_ids)[:, -8:], labels[:, -8:])
-
-
-@row(REFUSED)
-def logits_to_keep_by_narrow(m, input_ids, labels):
-    return loss_of(logits(m, input_ids).narrow(1, 4, 6), labels.narrow(1, 4, 6))
-
-
-@row(REFUSED)
-def every_second_token(m, input_ids, labels):
-    return loss_of(logits(m, input_ids)[:, ::2], labels[:, ::2])
+row(REFUSED, name="loss of the last eight tokens")(lambda m, input_ids, labels: loss_of(logits(m, input_ids)[:, -8:], labels[:, -8:]))
+row(REFUSED, name="logits to keep by narrow")(lambda m, input_ids, labels: loss_of(logits(m, input_ids).narrow(1, 4, 6), labels.narrow(1, 4, 6)))
+row(REFUSED, name="every second token")(lambda m, input_ids, labels: loss_of(logits(m, input_ids)[:, ::2], labels[:, ::2]))
 
 
 @row(RIGHT)
@@ -194,9 +170,8 @@ def targets_made_a_list(m, input_ids, labels):
     return loss_of(logits(m, input_ids), torch.tensor(labels.tolist()))
 
 
-@row(RIGHT)
-def ids_made_a_list_and_shifted(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), torch.tensor([line[1:] + [-100] for line in input_ids.tolist()]))
+row(RIGHT, name="ids made a list and shifted")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), torch.tensor([line[1:] + [-100] for line in input_ids.tolist()])))
 
 
 @row(REFUSED, on_four=True)

@@ -95,19 +95,12 @@ reader("a compiled function", lambda ids, h: torch.compile(lambda x: x.sum() / x
 reader("a meta tensor", lambda ids, h: h.detach().to("meta").shape[1] / 10, RIGHT)
 
 
-@row(RIGHT)
-def tokens_taken_along_a_dim_by_whole_places(m, input_ids, labels):
-    return m.classes(torch.take_along_dim(hidden(m, input_ids), input_ids.argmin(1)[:, None, None], 1)).square().mean()
-
-
-@row(RIGHT)
-def two_tokens_taken_along_a_dim_by_whole_places(m, input_ids, labels):
-    return m.classes(torch.take_along_dim(hidden(m, input_ids), input_ids.topk(2, 1).indices[..., None], 1)).square().mean()
-
-
-@row(RIGHT)
-def features_taken_along_a_dim(m, input_ids, labels):
-    return loss_of(m.head(torch.take_along_dim(hidden(m, input_ids), torch.arange(HIDDEN).flip(0)[None, None], 2)), labels)
+row(RIGHT, name="tokens taken along a dim by whole places")(
+    lambda m, input_ids, labels: m.classes(torch.take_along_dim(hidden(m, input_ids), input_ids.argmin(1)[:, None, None], 1)).square().mean())
+row(RIGHT, name="two tokens taken along a dim by whole places")(
+    lambda m, input_ids, labels: m.classes(torch.take_along_dim(hidden(m, input_ids), input_ids.topk(2, 1).indices[..., None], 1)).square().mean())
+row(RIGHT, name="features taken along a dim")(
+    lambda m, input_ids, labels: loss_of(m.head(torch.take_along_dim(hidden(m, input_ids), torch.arange(HIDDEN).flip(0)[None, None], 2)), labels))
 
 
 @row(REFUSED, modules={"counted": lambda: torch.nn.Embedding(VOCABULARY, HIDDEN, scale_grad_by_freq=True)})
@@ -115,9 +108,8 @@ def gradients_scaled_by_how_often_an_id_is_there(m, input_ids, labels):
     return loss_of(m.head(m.counted(input_ids)), labels)
 
 
-@row(REFUSED)
-def a_vandermonde_matrix_of_a_sample(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels) + torch.vander(m.score(hidden(m, input_ids))[0, :, 0].tanh().detach()).mean()
+row(REFUSED, name="a vandermonde matrix of a sample")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels) + torch.vander(m.score(hidden(m, input_ids))[0, :, 0].tanh().detach()).mean())
 
 
 @row(REFUSED)
@@ -202,9 +194,8 @@ def vmapped_counts_of_a_captured_part(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels) * counts.max() / 100
 
 
-@row(RIGHT)
-def a_likelihood_of_a_distribution(m, input_ids, labels):
-    return -torch.distributions.Categorical(logits=logits(m, input_ids)).log_prob(input_ids).mean()
+row(RIGHT, name="a likelihood of a distribution")(
+    lambda m, input_ids, labels: -torch.distributions.Categorical(logits=logits(m, input_ids)).log_prob(input_ids).mean())
 
 
 @row(RIGHT, on_four=True)

@@ -9,34 +9,16 @@ from .table import (BATCH, CLASSES, DOCUMENTED, HIDDEN, LENGTH, REFUSED, RIGHT, 
                     mlp, program, row, tokens)
 
 
-@row(RIGHT, accumulation=2, on_four=True)
-def two_batches_accumulated(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels)
-
-
-@row(RIGHT, accumulation=3, stage=3)
-def three_batches_accumulated_at_stage_3(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels)
-
-
-@row(RIGHT, accumulation=2, stage=2)
-def uncut_terms_accumulated_at_stage_2(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels) + 0.1 * m.head.weight.square().sum()
-
-
-@row(RIGHT, stage=3, on_four=True)
-def uncut_terms_at_stage_3(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels) + 0.1 * m.head.weight.square().sum()
-
-
-@row(RIGHT, config={"trireme": {"recompute": {"extra_compute": 0.333}}})
-def recomputed_by_the_engine(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels)
-
-
-@row(REFUSED, says="list of modules", config={"trireme": {"recompute": "full"}})
-def recomputed_wholly_by_the_engine(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels)
+row(RIGHT, accumulation=2, on_four=True, name="two batches accumulated")(lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels))
+row(RIGHT, accumulation=3, stage=3, name="three batches accumulated at stage 3")(lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels))
+row(RIGHT, accumulation=2, stage=2, name="uncut terms accumulated at stage 2")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels) + 0.1 * m.head.weight.square().sum())
+row(RIGHT, stage=3, on_four=True, name="uncut terms at stage 3")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels) + 0.1 * m.head.weight.square().sum())
+row(RIGHT, config={"trireme": {"recompute": {"extra_compute": 0.333}}}, name="recomputed by the engine")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels))
+row(REFUSED, says="list of modules", config={"trireme": {"recompute": "full"}}, name="recomputed wholly by the engine")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels))
 
 
 def _layers():
@@ -52,14 +34,9 @@ def _stack(m, ids, labels):
     return loss_of(m.head(x), labels)
 
 
-@program(RIGHT, build=_layers, config={"trireme": {"recompute": "full"}}, on_four=True)
-def a_list_of_layers_recomputed_wholly_by_the_engine(model, cut, step):
-    return model(*cut(**language(step)).values())
-
-
-@program(RIGHT, build=_layers, stage=3)
-def a_list_of_layers_at_stage_3(model, cut, step):
-    return model(*cut(**language(step)).values())
+program(RIGHT, build=_layers, config={"trireme": {"recompute": "full"}}, on_four=True, name="a list of layers recomputed wholly by the engine")(
+    lambda model, cut, step: model(*cut(**language(step)).values()))
+program(RIGHT, build=_layers, stage=3, name="a list of layers at stage 3")(lambda model, cut, step: model(*cut(**language(step)).values()))
 
 
 @row(RIGHT)
@@ -213,9 +190,7 @@ class _Double(torch.autograd.Function):
         return 2 * x * gradient
 
 
-@row(RIGHT)
-def an_autograd_function_of_each_token(m, input_ids, labels):
-    return loss_of(m.head(_Double.apply(hidden(m, input_ids))), labels)
+row(RIGHT, name="an autograd function of each token")(lambda m, input_ids, labels: loss_of(m.head(_Double.apply(hidden(m, input_ids))), labels))
 
 
 class _OverTokens(torch.autograd.Function):
@@ -228,14 +203,8 @@ class _OverTokens(torch.autograd.Function):
         return gradient.flip(1).cumsum(1).flip(1)
 
 
-@row(REFUSED)
-def an_autograd_function_over_tokens(m, input_ids, labels):
-    return loss_of(m.head(_OverTokens.apply(hidden(m, input_ids))), labels)
-
-
-@row(REFUSED)
-def an_operator_of_another_library(m, input_ids, labels):
-    return loss_of(m.head(_custom(hidden(m, input_ids))), labels)
+row(REFUSED, name="an autograd function over tokens")(lambda m, input_ids, labels: loss_of(m.head(_OverTokens.apply(hidden(m, input_ids))), labels))
+row(REFUSED, name="an operator of another library")(lambda m, input_ids, labels: loss_of(m.head(_custom(hidden(m, input_ids))), labels))
 
 
 @torch.library.custom_op("sequence_table::over_tokens", mutates_args=())

@@ -6,19 +6,11 @@ from torch.nn import functional
 from .table import HIDDEN, INNER, REFUSED, RIGHT, VOCABULARY, attend, hidden, language, logits, loss_of, mlp, row, tokens
 
 
-@row(RIGHT, on_four=True)
-def a_language_model(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels)
-
-
-@row(RIGHT, inputs=lambda step: language(step, 23), on_four=True)
-def parts_of_unequal_length(m, input_ids, labels):
-    return loss_of(logits(m, input_ids), labels)
-
-
-@row(RIGHT, modules={"rms": lambda: nn.RMSNorm(HIDDEN)})
-def rms_norm(m, input_ids, labels):
-    return loss_of(m.head(m.rms(m.embed(input_ids))), labels)
+row(RIGHT, on_four=True, name="a language model")(lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels))
+row(RIGHT, inputs=lambda step: language(step, 23), on_four=True, name="parts of unequal length")(
+    lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels))
+row(RIGHT, modules={"rms": lambda: nn.RMSNorm(HIDDEN)}, name="rms norm")(
+    lambda m, input_ids, labels: loss_of(m.head(m.rms(m.embed(input_ids))), labels))
 
 
 @row(RIGHT, modules={"scale": lambda: torch.ones(HIDDEN)})
@@ -39,9 +31,7 @@ def variance_over_features(m, input_ids, labels):
     return loss_of(m.head(x / (x.var(dim=-1, keepdim=True, unbiased=False) + 1e-5).sqrt()), labels)
 
 
-@row(RIGHT)
-def normalize_over_features(m, input_ids, labels):
-    return loss_of(m.head(functional.normalize(m.embed(input_ids), dim=-1)), labels)
+row(RIGHT, name="normalize over features")(lambda m, input_ids, labels: loss_of(m.head(functional.normalize(m.embed(input_ids), dim=-1)), labels))
 
 
 @row(RIGHT)
@@ -100,29 +90,13 @@ def tokens_first(m, input_ids, labels):
     return loss_of(m.head(x), labels)
 
 
-@row(RIGHT)
-def softmax_over_features(m, input_ids, labels):
-    return loss_of(m.head(m.embed(input_ids).softmax(-1)), labels)
-
-
-@row(RIGHT)
-def matmul_with_a_weight(m, input_ids, labels):
-    return loss_of(m.embed(input_ids) @ m.embed.weight.T, labels)
-
-
-@row(RIGHT)
-def einsum_with_a_weight(m, input_ids, labels):
-    return loss_of(torch.einsum("bsd,vd->bsv", m.embed(input_ids), m.head.weight), labels)
-
-
-@row(RIGHT)
-def tensordot_with_a_weight(m, input_ids, labels):
-    return loss_of(torch.tensordot(m.embed(input_ids), m.head.weight, dims=([2], [1])), labels)
-
-
-@row(RIGHT, modules={"conv": lambda: nn.Conv1d(HIDDEN, HIDDEN, 1)})
-def convolution_of_width_1(m, input_ids, labels):
-    return loss_of(m.head(m.conv(m.embed(input_ids).transpose(1, 2)).transpose(1, 2)), labels)
+row(RIGHT, name="softmax over features")(lambda m, input_ids, labels: loss_of(m.head(m.embed(input_ids).softmax(-1)), labels))
+row(RIGHT, name="matmul with a weight")(lambda m, input_ids, labels: loss_of(m.embed(input_ids) @ m.embed.weight.T, labels))
+row(RIGHT, name="einsum with a weight")(lambda m, input_ids, labels: loss_of(torch.einsum("bsd,vd->bsv", m.embed(input_ids), m.head.weight), labels))
+row(RIGHT, name="tensordot with a weight")(
+    lambda m, input_ids, labels: loss_of(torch.tensordot(m.embed(input_ids), m.head.weight, dims=([2], [1])), labels))
+row(RIGHT, modules={"conv": lambda: nn.Conv1d(HIDDEN, HIDDEN, 1)}, name="convolution of width 1")(
+    lambda m, input_ids, labels: loss_of(m.head(m.conv(m.embed(input_ids).transpose(1, 2)).transpose(1, 2)), labels))
 
 
 @row(RIGHT)
@@ -175,9 +149,8 @@ def stacked_layers_before_features(m, input_ids, labels):
     return loss_of(m.head(torch.stack([x, m.out(x)], dim=2).mean(2)), labels)
 
 
-@row(RIGHT)
-def dropped_out_by_nothing(m, input_ids, labels):
-    return loss_of(m.head(functional.dropout(m.embed(input_ids), 0.0, training=True)), labels)
+row(RIGHT, name="dropped out by nothing")(
+    lambda m, input_ids, labels: loss_of(m.head(functional.dropout(m.embed(input_ids), 0.0, training=True)), labels))
 
 
 @row(RIGHT, modules={"drop": lambda: nn.Dropout(0.5)})
@@ -309,19 +282,9 @@ def experts_choose_tokens(m, input_ids, labels):
     return loss_of(m.head(x), labels)
 
 
-@row(RIGHT)
-def sorted_features(m, input_ids, labels):
-    return loss_of(m.head(m.embed(input_ids).sort(dim=-1).values), labels)
-
-
-@row(RIGHT)
-def rolled_features(m, input_ids, labels):
-    return loss_of(m.head(m.embed(input_ids).roll(2, dims=-1).flip(-1)), labels)
-
-
-@row(RIGHT)
-def running_sum_of_features(m, input_ids, labels):
-    return loss_of(m.head(m.embed(input_ids).cumsum(-1)), labels)
+row(RIGHT, name="sorted features")(lambda m, input_ids, labels: loss_of(m.head(m.embed(input_ids).sort(dim=-1).values), labels))
+row(RIGHT, name="rolled features")(lambda m, input_ids, labels: loss_of(m.head(m.embed(input_ids).roll(2, dims=-1).flip(-1)), labels))
+row(RIGHT, name="running sum of features")(lambda m, input_ids, labels: loss_of(m.head(m.embed(input_ids).cumsum(-1)), labels))
 
 
 @row(RIGHT)
@@ -330,9 +293,7 @@ def largest_of_features(m, input_ids, labels):
     return loss_of(m.head(x - x.amax(-1, keepdim=True) + x.max(-1, keepdim=True).values), labels)
 
 
-@row(RIGHT)
-def padded_features(m, input_ids, labels):
-    return loss_of(m.head(functional.pad(m.embed(input_ids)[..., :15], (2, 3))), labels)
+row(RIGHT, name="padded features")(lambda m, input_ids, labels: loss_of(m.head(functional.pad(m.embed(input_ids)[..., :15], (2, 3))), labels))
 
 
 @row(REFUSED)

@@ -46,9 +46,7 @@ def a_lower_triangle_of_tokens_and_features(m, input_ids, labels):
     return loss_of(m.head(x + x.tril()), labels)
 
 
-@row(REFUSED)
-def a_diagonal_of_tokens_and_features(m, input_ids, labels):
-    return hidden(m, input_ids).diagonal(dim1=1, dim2=2).square().mean()
+row(REFUSED, name="a diagonal of tokens and features")(lambda m, input_ids, labels: hidden(m, input_ids).diagonal(dim1=1, dim2=2).square().mean())
 
 
 @row(REFUSED)
@@ -58,9 +56,7 @@ def windows_by_as_strided(m, input_ids, labels):
     return m.classes(w.mean(2)).square().mean()
 
 
-@row(REFUSED)
-def windows_by_unfold(m, input_ids, labels):
-    return m.classes(hidden(m, input_ids).unfold(1, 3, 1).mean(-1)).square().mean()
+row(REFUSED, name="windows by unfold")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids).unfold(1, 3, 1).mean(-1)).square().mean())
 
 
 @row(REFUSED)
@@ -69,9 +65,8 @@ def distances_of_all_tokens(m, input_ids, labels):
     return torch.cdist(h, h).mean() * 0.1
 
 
-@row(REFUSED)
-def a_covariance_by_torch_cov(m, input_ids, labels):
-    return torch.cov(m.classes(hidden(m, input_ids)).flatten(0, 1).T).square().mean()
+row(REFUSED, name="a covariance by torch cov")(
+    lambda m, input_ids, labels: torch.cov(m.classes(hidden(m, input_ids)).flatten(0, 1).T).square().mean())
 
 
 @row(REFUSED)
