@@ -12,28 +12,7 @@ import transformers
 from trireme.errors import ConfigError
 from trireme.tensor import model_facts
 from trireme.tensor.plan import partition_text
-
-from transformers.models.auto import modeling_auto
-
-
-def _has_plan(config):
-    """The plan of a configuration, or of one in it."""
-    parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", {}) or {}]
-    return bool(config.base_model_tp_plan) or any(_has_plan(part) for part in parts if isinstance(part, transformers.PreTrainedConfig))
-
-
-def classes():
-    """{name of a model class: its configuration's class}, of all automatic classes."""
-    found = {}
-    configurations = transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
-    for mapping, names in vars(modeling_auto).items():
-        if not (mapping.startswith("MODEL") and mapping.endswith("_MAPPING_NAMES")):
-            continue
-        for kind, models in names.items():
-            for name in (models,) if isinstance(models, str) else models:
-                if kind in configurations and name not in found and hasattr(transformers, name):
-                    found[name] = configurations[kind]
-    return dict(sorted(found.items()))
+from zoo import classes
 
 
 def _configurations(make):
@@ -55,7 +34,7 @@ def build(name, configuration):
     build it so."""
     error = None
     for config in _configurations(getattr(transformers, configuration)):
-        if error is None and not _has_plan(config):
+        if error is None and not classes.has_plan(config):
             return None
         try:
             with torch.device("meta"):
@@ -92,7 +71,8 @@ def reason(text):
 
 def table(ranks, names=()):
     """[(class, "ok" or why not)] of the classes that have a plan."""
-    return [(name, found) for name, configuration in classes().items() if not names or name in names
+    configurations = {name: configuration for configuration, name in reversed([*classes.classes()])}  # the first one of each
+    return [(name, found) for name, configuration in sorted(configurations.items()) if not names or name in names
             if (found := planned(name, configuration, ranks)) is not None]
 
 
