@@ -10,7 +10,7 @@ RankServer.imports = ("torch._dynamo",)  # which optimizers of torch import
 _START = f"""
 import sys
 sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
-import own_optimizers as own
+from zoo import optimizers as own
 told = []
 import logging
 handler = logging.Handler()

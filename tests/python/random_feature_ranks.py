@@ -18,7 +18,6 @@ import sys
 import tempfile
 import traceback
 
-import plain_optimizers
 import random_programs
 import torch
 import torch.distributed as dist
@@ -27,7 +26,7 @@ from random_features import STEPS, draw_program
 from trireme import errors, fsdp
 from trireme.pipe import PipelineModule
 from trireme.runtime.pipe.topology import PipeDataParallelTopology
-from zoo import features as models
+from zoo import features as models, optimizers
 
 # Tolerances of losses and gradients: of the largest element of the tensor in fp32, of its norm otherwise, where an
 # element has 8 or 11 bits; of weights to the way that they went.
@@ -65,8 +64,8 @@ def _plain_optimizer(program, named):
     """Parameters by name."""
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in program.options.items()}
     if program.optimizer == "Muon":
-        return plain_optimizers.Muon(list(named.items()), **options)
-    kind = getattr(plain_optimizers, program.optimizer, None) or getattr(torch.optim, program.optimizer)
+        return optimizers.Muon(list(named.items()), **options)
+    kind = getattr(optimizers, program.optimizer, None) or getattr(torch.optim, program.optimizer)
     return kind(list(named.values()), **options)
 
 

@@ -2,49 +2,12 @@
 random_training.py as random_cases.py draws them, on a small model in fp32."""
 import random
 
-import own_optimizers as own
 import random_cases
 import torch
-from zoo import models as zoo_models
+from zoo import models as zoo_models, optimizers
 from random_cases import Training, loss_of as loss_of_case
 from trireme.runtime import lr_schedules
 
-# By name: (what makes it of parameter groups and options, options to draw from, whether initialize() may refuse it by
-# name).
-_EPS = [1e-3, 1e-4]
-_DRAWN = {
-    "SGD": (torch.optim.SGD, {"lr": [0.02, 0.1], "momentum": [0.0, 0.9], "dampening": [0, 0, 0.5], "weight_decay": [0.0, 0.1], "maximize": [False, False, True],
-                              "foreach": [None, True]}, False),
-    "SGD, nesterov": (torch.optim.SGD, {"lr": [0.02, 0.05], "momentum": [0.5, 0.9], "nesterov": [True]}, False),
-    "Adam": (torch.optim.Adam, {"lr": [1e-3, 5e-3], "betas": [(0.9, 0.999), (0.5, 0.7)], "eps": _EPS, "weight_decay": [0.0, 0.1],
-                                "amsgrad": [False, True], "maximize": [False, False, True], "decoupled_weight_decay": [False, True]}, False),
-    "AdamW": (torch.optim.AdamW, {"lr": [1e-3, 5e-3], "betas": [(0.9, 0.999), (0.5, 0.7)], "eps": _EPS, "weight_decay": [0.0, 0.1],
-                                  "amsgrad": [False, True], "foreach": [None, True]}, False),
-    "Adagrad": (torch.optim.Adagrad, {"lr": [1e-2], "lr_decay": [0, 0.1], "initial_accumulator_value": [0, 0.5], "eps": _EPS}, False),
-    "RMSprop": (torch.optim.RMSprop, {"lr": [1e-3, 3e-3], "momentum": [0, 0.9], "centered": [False, True], "eps": _EPS, "weight_decay": [0, 0.1]}, False),
-    "RAdam": (torch.optim.RAdam, {"lr": [3e-3], "eps": _EPS, "weight_decay": [0, 0.1], "decoupled_weight_decay": [False, True]}, False),
-    "NAdam": (torch.optim.NAdam, {"lr": [3e-3], "eps": _EPS, "momentum_decay": [4e-3, 0.1]}, False),
-    "Adamax": (torch.optim.Adamax, {"lr": [3e-3], "eps": _EPS, "betas": [(0.5, 0.7), (0.9, 0.99)]}, False),
-    "Adadelta": (torch.optim.Adadelta, {"lr": [0.1], "rho": [0.8, 0.9], "eps": _EPS}, False),
-    "ASGD": (torch.optim.ASGD, {"lr": [0.02], "t0": [2, 100], "lambd": [1e-4, 1e-2]}, False),
-    "Rprop": (torch.optim.Rprop, {"lr": [1e-4]}, False),
-    "Lookahead": (lambda groups, **options: own.Lookahead(torch.optim.SGD(groups, momentum=0.9, **options)), {"lr": [0.02, 0.05]}, False),
-    "EarlyLookahead": (lambda groups, **options: own.EarlyLookahead(torch.optim.RMSprop(groups, eps=1e-3, **options), every=3), {"lr": [3e-3]}, False),
-    "Lookahead twice": (lambda groups, **options: own.EarlyLookahead(own.Lookahead(torch.optim.AdamW(groups, eps=1e-3, **options))), {"lr": [3e-3]}, False),
-    "ScheduleFree": (own.ScheduleFree, {"lr": [0.02, 0.05], "beta": [0.8, 0.9]}, False),
-    "Counting": (own.Counting, {"lr": [0.02, 0.05], "beta": [0.5, 0.9]}, False),
-    "ThreeBetas": (own.ThreeBetas, {"lr": [0.02], "betas": [(0.9, 0.8, 0.7), (0.5, 0.6, 0.7)]}, False),
-    "Marked": (own.Marked, {"lr": [0.02]}, False),
-    "Normed": (own.Normed, {"lr": [0.02]}, True),
-    "Distance": (own.Distance, {"lr": [0.5]}, True),
-    "ByDims": (own.ByDims, {"lr": [0.02]}, True),
-    "Indirect": (own.Indirect, {"lr": [0.02]}, True),
-    "Listed": (lambda groups, **options: own.Listed(torch.optim.SGD(groups, **options)), {"lr": [0.02]}, True),
-    "Wanting": (own.Wanting, {"lr": [0.02]}, True),
-    "Idle": (own.Idle, {"lr": [0.02]}, True),
-    "Adafactor": (torch.optim.Adafactor, {"lr": [0.01]}, True),
-    "LBFGS": (lambda groups, **options: torch.optim.LBFGS([p for g in groups for p in g["params"]], **options), {"lr": [0.1]}, True),
-}
 _SECTIONS = {
     "WarmupLR": {"warmup_min_lr": 1e-4, "warmup_max_lr": 5e-3, "warmup_num_steps": 4, "warmup_type": "linear"},
     "WarmupCosineLR": {"total_num_steps": 10, "warmup_num_steps": 3},
@@ -81,8 +44,8 @@ def draw_training(seed, index, worlds):
     """Program `index` of `seed`, the same whichever others are drawn."""
     draw = random.Random(f"program/{seed}/{index}")
     refuses = draw.random() < 0.15
-    name = draw.choice([name for name, (_, _, may_refuse) in _DRAWN.items() if may_refuse == refuses])
-    options = {key: draw.choice(values) for key, values in _DRAWN[name][1].items()}
+    name = draw.choice([name for name, (_, _, may_refuse) in optimizers.KINDS.items() if may_refuse == refuses])
+    options = {key: draw.choice(values) for key, values in optimizers.KINDS[name][1].items()}
     if name == "SGD" and not options["momentum"]:
         options["dampening"] = 0
     counts = [draw.randint(3, 5) for _ in range(1 if refuses else draw.choice([1, 2, 2, 3]))]
@@ -159,7 +122,7 @@ def make_optimizer(training, groups):
     if training.shape["tensor_lr"]:
         options["lr"] = torch.tensor(options["lr"])
         groups = [{**group, "lr": torch.tensor(group["lr"])} if "lr" in group else group for group in groups]
-    return _DRAWN[training.optimizer][0](groups, **options)
+    return optimizers.KINDS[training.optimizer][0](groups, **options)
 
 
 def scheduler_section(training):

@@ -18,6 +18,7 @@ _NOT_KNOWN = "is not known to tensor parallelism"
 _EXPERTS = "this style is not there yet"
 _WHOLE = "looks at whole parameters"
 _BACKWARD = "write it by torch's operators"
+_ELEMENTS = "it looks at more than one element at a time"
 _HOOK = "so is its gradient, which has this rank's elements alone"
 # Programs that are refused at every degree, and a part of the text.
 REFUSED = {
@@ -63,6 +64,10 @@ REFUSED = {
         "DistilBERT": _NO_ROW, "ALBERT": _NO_ROW, "ModernBERT": _NO_ROW, "DeBERTa": "do not know how to cut a model of type deberta-v2",
         "Llama evaluated without gradients": "expected a loss with a graph",
     },
+    "optimizers": {f"optimizer {name}": words for name, words in {
+        "Normed": _ELEMENTS, "Distance": _ELEMENTS, "ByDims": "on flat tensors its steps differ", "Indirect": "holds parameters of the model",
+        "Listed": "belongs to no parameter", "Wanting": "Wanting needs a closure", "Idle": "left the parameters of its param_groups as they were",
+        "Adafactor": "rows and columns of whole matrices", "LBFGS": "calls back for the loss"}.items()},
 }
 # Programs that are refused only where ranks have some tokens each between layers.
 REFUSED_BY_TOKENS = {
@@ -72,6 +77,7 @@ REFUSED_BY_TOKENS = {
     "loops": {},
     "families": {"hf_adalora": "writes across slices"},
     "sequence": {},
+    "optimizers": {},
 }
 # Programs that are neither right nor refused by name yet: values of parameters that outlive the engine, sparse
 # gradients, embeddings that change their size.
@@ -81,6 +87,7 @@ OPEN = {
     "loops": {"checkpoint_consolidated", "gathered_parameters", "checkpoint_torch_save"},
     "families": {"hf_resized_after"},
     "sequence": set(),
+    "optimizers": set(),
 }
 # Programs that four ranks that share layers refuse: fewer heads or tokens than ranks, a write into rows of which a
 # rank has none, three channels, two features.
@@ -124,6 +131,9 @@ for _collection in _COLLECTIONS:
 
 Users.test_sequence_known_models_2_2 = _of("sequence", [_name for _name, _program in zoo.programs("sequence", "known_models").items() if not _program.unavailable], 2, 2)
 Users.test_sequence_refused = _refused("sequence")
+# Rprop's steps are signs, which a gradient of rounding has by chance.
+Users.test_optimizers_2_2 = _of("optimizers", list(zoo.collection("optimizers")), 2, 2, {"optimizer Rprop"})
+Users.test_optimizers_refused = _refused("optimizers")
 
 
 if __name__ == "__main__":

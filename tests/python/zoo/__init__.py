@@ -11,7 +11,7 @@ evaluates between) has `run` instead, and is for tensor parallelism.
 import importlib
 from typing import Callable, NamedTuple
 
-COLLECTIONS = ("models", "layers", "operators", "loops", "families", "sequence", "padded", "features", "samples")
+COLLECTIONS = ("models", "layers", "operators", "loops", "families", "sequence", "padded", "features", "samples", "optimizers")
 ENGINES = "engines"  # the tag of a program that makes them itself
 
 
