@@ -2,18 +2,11 @@
 import json
 import os
 import re
-import socket
 
 import harness
-from harness import PYTHON, Case, main
+from harness import PYTHON, Case, free_port, main
 
 PROGRAMS = harness.pathlib.Path(__file__).parent / "programs"
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 class Command(Case):

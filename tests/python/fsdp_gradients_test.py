@@ -23,15 +23,10 @@ def far(one, other):
 class OfWholes(Case):
     """In two ranks, unless a test says another number."""
 
+    near = 1e-5
+
     def ran(self, text, ranks=2, **options):
         return super().ran(HAND + text, ranks, **options)
-
-    def assert_all_near(self, found, limit=1e-5):
-        """{name: largest difference}."""
-        self.assertTrue(found)
-        for name, one in found.items():
-            with self.subTest(name):
-                self.assertLessEqual(one, limit)
 
 
 class Noise(OfWholes):

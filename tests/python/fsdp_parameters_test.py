@@ -30,15 +30,10 @@ def loaded(value):
 class Parameters(Case):
     """In two ranks."""
 
+    near = 1e-6
+
     def ran(self, text, ranks=2, **options):
         return super().ran(HAND + text, ranks, **options)
-
-    def assert_all_near(self, found, limit=1e-6):
-        """{name: largest difference}."""
-        self.assertTrue(found)
-        for name, one in found.items():
-            with self.subTest(name):
-                self.assertLessEqual(one, limit)
 
     def test_read_as_fp32_values_where_modules_compute_in_bf16(self):
         self.assert_all_near(self.ran("""

@@ -102,3 +102,10 @@ class Case(harness.Case):
         for name in ("losses", "norms", "gradients", "weights"):
             self.assertLessEqual(result[name], 1e-5, name)
         self.assertGreater(result["moved"], 1e-2)
+
+    def assert_all_near(self, found, limit=None):
+        """{name: largest difference}; by default they may be those of `near`, which a class has."""
+        self.assertTrue(found)
+        for name, one in found.items():
+            with self.subTest(name):
+                self.assertLessEqual(one, self.near if limit is None else limit)

@@ -26,6 +26,12 @@ _REPORT = "TEST_RESULT "
 _SERVER = pathlib.Path(__file__).with_name("rank_server.py")
 
 
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def run(command, *, environment=None, folder=None, timeout_s=240):
     """(exit status, stdout, stderr); the whole process group is ended after `timeout_s`, which is a failure."""
     with subprocess.Popen([str(word) for word in command], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder,

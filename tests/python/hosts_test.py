@@ -6,12 +6,11 @@ import concurrent.futures
 import json
 import os
 import shutil
-import socket
 import subprocess
 import uuid
 
 import harness
-from harness import PYTHON, Case, main
+from harness import PYTHON, Case, free_port, main
 
 _TRAIN = """
 import json, os, pathlib, sys
@@ -76,12 +75,6 @@ if torch.distributed.get_rank() == 0:
 torch.distributed.barrier()
 """
 _LOOPBACK = "0100007F"
-
-
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _system(*words):
@@ -188,7 +181,7 @@ class OneHost(Case):
         return json.loads((self.folder / "listens").read_text())
 
     def test_listens_at_loopback_under_a_launcher_like_torchrun(self):
-        port = str(_free_port())
+        port = str(free_port())
         ranks = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
                  for rank in (0, 1)]
         found = self._listens([{**variables, "TRIREME_TOKEN": "secret"} for variables in ranks])
@@ -197,7 +190,7 @@ class OneHost(Case):
         self.assertEqual(self._listens(here)["places"], [_LOOPBACK])
 
     def test_listens_at_loopback_where_the_program_names_the_address(self):
-        port = _free_port()
+        port = free_port()
         options = [{"init_method": f"tcp://127.0.0.1:{port}", "rank": rank, "world_size": 2} for rank in (0, 1)]
         self.assertEqual(self._listens([{}, {}], options), {"port": port, "places": [_LOOPBACK], "total": 2.0})
 
@@ -210,7 +203,7 @@ class OneHost(Case):
         self.assertEqual((found["places"], found["total"]), ([_LOOPBACK], 2.0))
 
     def test_of_one_rank_listens_nowhere(self):
-        alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         self.assertEqual(self._listens([alone]), {"port": 0, "places": [], "total": 1.0})
 
 

@@ -84,7 +84,7 @@ def batches(data_rank, case, step=0):
 
 
 class AllForwardsFirst(schedules.PipeSchedule):
-    """A schedule of the program's own."""
+    """GPipe, as a program writes it."""
 
     def steps(self):
         for index in range(self.micro_batches):

@@ -5,6 +5,7 @@ import xml.dom.minidom
 import torch
 import trireme
 from harness import Case, main
+from pipeline_ranks import AllForwardsFirst
 from trireme import pipe
 from trireme.errors import ConfigError, PipelineSpecError, ShapeError, UnsupportedError
 from trireme.runtime.pipe import ProcessTopology, schedule as schedules
@@ -134,21 +135,6 @@ def inference_steps(micro_batches, stages, stage):
         send = [f"SendActivation(buffer_id={sent})"] * (stage < stages - 1 and is_before)
         receive = [f"RecvActivation(buffer_id={received})"] * (stage > 0 and is_now)
         yield step + (send + receive if stage % 2 == 0 else receive + send) + [f"ForwardPass(buffer_id={received})"] * is_now
-
-
-class AllForwardsFirst(schedules.PipeSchedule):
-    """GPipe, as a program writes it."""
-
-    def steps(self):
-        for index in range(self.micro_batches):
-            yield [kind(buffer_id=index) for kind, is_there in (
-                (schedules.RecvActivation, not self.is_first_stage), (schedules.LoadMicroBatch, self.is_first_stage or self.is_last_stage),
-                (schedules.ForwardPass, True), (schedules.SendActivation, not self.is_last_stage)) if is_there]
-        for index in range(self.micro_batches):
-            yield [kind(buffer_id=index) for kind, is_there in (
-                (schedules.RecvGrad, not self.is_last_stage), (schedules.BackwardPass, True), (schedules.SendGrad, not self.is_first_stage))
-                   if is_there]
-        yield [schedules.ReduceTiedGrads(), schedules.ReduceGrads(), schedules.OptimizerStep()]
 
 
 class Schedules(Case):

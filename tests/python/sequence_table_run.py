@@ -20,7 +20,6 @@ import math
 import multiprocessing
 import os
 import re
-import socket
 import sys
 import time
 import traceback
@@ -32,6 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch  # pylint: disable=wrong-import-position
+from harness import free_port  # pylint: disable=wrong-import-position
 import trireme  # pylint: disable=wrong-import-position
 from zoo.sequence import DOCUMENTED, ROWS, SAMPLE, uncut  # pylint: disable=wrong-import-position
 from trireme import errors  # pylint: disable=wrong-import-position
@@ -233,12 +233,6 @@ def _rank(rank, setting, port, names, pipe):
     os._exit(0)  # an engine that was refused may not end in good order
 
 
-def _free_port():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
-
-
 class Setting(NamedTuple):
     """The setting of a run of the table. `groups`: sequence groups that the ranks are divided into, which train on
     batches of their own."""
@@ -252,7 +246,7 @@ class _Ranks:
     """The processes of a launch, until one of them is lost."""
 
     def __init__(self, setting, names):
-        forks, port = multiprocessing.get_context("fork"), _free_port()
+        forks, port = multiprocessing.get_context("fork"), free_port()
         self.processes, self.pipes = [], []
         for rank in range(setting.ranks):
             own, theirs = forks.Pipe()

@@ -23,6 +23,14 @@ def mlp_variant(cls, partition_config="same"):
     return cls
 
 
+def mlp_of(name, parts=None, **methods):
+    """An mlp_variant() with these methods, and with `parts`, which are made behind the two matrices."""
+    def own(self):
+        for part, make in (parts or {}).items():
+            setattr(self, part, make())
+    mlp_variant(type(name, (Mlp,), {"own": own, **methods}))
+
+
 # Attention.
 attention_variant(type("Plain", (Attention,), {}))
 
@@ -609,79 +617,18 @@ class NormedSequence(nn.Sequential):
         super().__init__(nn.Linear(HIDDEN, 44), nn.GELU(), nn.LayerNorm(44), nn.Linear(44, HIDDEN))
 
 
-@mlp_variant
-class NormInside(Mlp):
-    def own(self):
-        self.norm = nn.LayerNorm(48)
-
-    def act(self, x):
-        return F.gelu(self.norm(x))
-
-
-@mlp_variant
-class RmsInside(Mlp):
-    def own(self):
-        self.weight = nn.Parameter(torch.rand(48))
-
-    def act(self, x):
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
-
-
-@mlp_variant
-class NnRmsInside(Mlp):
-    def own(self):
-        self.norm = nn.RMSNorm(48)
-
-    def act(self, x):
-        return self.norm(F.relu(x))
-
-
-@mlp_variant
-class Groups(Mlp):
-    def own(self):
-        self.norm = nn.GroupNorm(6, 48)
-
-    def act(self, x):
-        return self.norm(x.transpose(1, 2)).transpose(1, 2).relu()
-
-
-@mlp_variant
-class Batched(Mlp):
-    def own(self):
-        self.norm = nn.BatchNorm1d(48)
-
-    def act(self, x):
-        return self.norm(x.relu().flatten(0, 1)).view(x.shape)
-
-
-@mlp_variant
-class Convolved(Mlp):
-    def own(self):
-        self.conv = nn.Conv1d(48, 48, 3, padding=2)
-
-    def act(self, x):
-        return F.silu(self.conv(x.transpose(1, 2))[..., :x.shape[1]].transpose(1, 2))
-
-
-@mlp_variant
-class DepthwiseConvolved(Mlp):
-    def own(self):
-        self.conv = nn.Conv1d(48, 48, 3, padding=2, groups=48)
-
-    def act(self, x):
-        return F.silu(self.conv(x.transpose(1, 2))[..., :x.shape[1]].transpose(1, 2))
-
-
-@mlp_variant
-class SoftmaxInside(Mlp):
-    def act(self, x):
-        return x.softmax(-1)
-
-
-@mlp_variant
-class LogSoftmaxInside(Mlp):
-    def act(self, x):
-        return F.log_softmax(x, dim=2)
+mlp_of("NormInside", {"norm": lambda: nn.LayerNorm(48)}, act=lambda self, x: F.gelu(self.norm(x)))
+mlp_of("RmsInside", {"weight": lambda: nn.Parameter(torch.rand(48))},
+       act=lambda self, x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight)
+mlp_of("NnRmsInside", {"norm": lambda: nn.RMSNorm(48)}, act=lambda self, x: self.norm(F.relu(x)))
+mlp_of("Groups", {"norm": lambda: nn.GroupNorm(6, 48)}, act=lambda self, x: self.norm(x.transpose(1, 2)).transpose(1, 2).relu())
+mlp_of("Batched", {"norm": lambda: nn.BatchNorm1d(48)}, act=lambda self, x: self.norm(x.relu().flatten(0, 1)).view(x.shape))
+mlp_of("Convolved", {"conv": lambda: nn.Conv1d(48, 48, 3, padding=2)},
+       act=lambda self, x: F.silu(self.conv(x.transpose(1, 2))[..., :x.shape[1]].transpose(1, 2)))
+mlp_of("DepthwiseConvolved", {"conv": lambda: nn.Conv1d(48, 48, 3, padding=2, groups=48)},
+       act=lambda self, x: F.silu(self.conv(x.transpose(1, 2))[..., :x.shape[1]].transpose(1, 2)))
+mlp_of("SoftmaxInside", act=lambda self, x: x.softmax(-1))
+mlp_of("LogSoftmaxInside", act=lambda self, x: F.log_softmax(x, dim=2))
 
 
 @mlp_variant
@@ -694,10 +641,7 @@ class ResidualInside(Mlp):
         return x + F.gelu(self.middle(x))
 
 
-@mlp_variant
-class OutputResidual(Mlp):
-    def forward(self, x):
-        return x + 0.5 * self.down_proj(F.gelu(self.up_proj(x))) + x.mean(-1, keepdim=True)
+mlp_of("OutputResidual", forward=lambda self, x: x + 0.5 * self.down_proj(F.gelu(self.up_proj(x))) + x.mean(-1, keepdim=True))
 
 
 @mlp_variant
@@ -723,97 +667,21 @@ class SameWidthNorm(Mlp):
         return self.down_proj(self.ln(F.gelu(self.up_proj(x)) + x))
 
 
-@mlp_variant
-class Scaled(Mlp):
-    def own(self):
-        self.scale, self.shift = nn.Parameter(torch.rand(48)), nn.Parameter(torch.rand(1, 1, 48))
-
-    def act(self, x):
-        return F.gelu(x * self.scale + self.shift)
-
-
-@mlp_variant
-class Prelu(Mlp):
-    def own(self):
-        self.prelu, self.one = nn.PReLU(48), nn.PReLU()
-
-    def act(self, x):
-        return self.one(self.prelu(x.flatten(0, 1)).view(x.shape))
-
-
-@mlp_variant
-class LearntScalar(Mlp):
-    def own(self):
-        self.beta = nn.Parameter(torch.tensor(1.5))
-
-    def act(self, x):
-        return x * torch.sigmoid(self.beta * x)
-
-
-@mlp_variant
-class TopK(Mlp):
-    def act(self, x):
-        return torch.where(x >= x.topk(8, -1).values[..., -1:], x, torch.zeros(()))
-
-
-@mlp_variant
-class Largest(Mlp):
-    def act(self, x):
-        return x / (x.abs().amax(-1, keepdim=True) + 1) + x.max(-1, keepdim=True).values
-
-
-@mlp_variant
-class Sorted(Mlp):
-    def act(self, x):
-        return x.sort(-1).values
-
-
-@mlp_variant
-class MeanByShape(Mlp):
-    def act(self, x):
-        return F.relu(x - x.sum(-1, keepdim=True) / x.shape[-1])
-
-
-@mlp_variant
-class StandardByHand(Mlp):
-    def act(self, x):
-        return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt()
-
-
-@mlp_variant
-class StandardUnbiased(Mlp):
-    def act(self, x):
-        return x / (x.std(-1, keepdim=True) + 1)
-
-
-@mlp_variant
-class MeanOfAll(Mlp):
-    def act(self, x):
-        return x * x.abs().mean() + x.numel() / 1440 + x.norm()
-
-
-@mlp_variant
-class Unit(Mlp):
-    def act(self, x):
-        return F.normalize(x, dim=-1)
-
-
-@mlp_variant
-class Cosine(Mlp):
-    def act(self, x):
-        return x * F.cosine_similarity(x, x.roll(1, 1), dim=-1)[..., None]
-
-
-@mlp_variant
-class Gram(Mlp):
-    def act(self, x):
-        return (x @ x.transpose(1, 2) / 48).softmax(-1) @ x
-
-
-@mlp_variant
-class Rolled(Mlp):
-    def act(self, x):
-        return x + x.roll(1, -1) + x.flip(-1)
+mlp_of("Scaled", {"scale": lambda: nn.Parameter(torch.rand(48)), "shift": lambda: nn.Parameter(torch.rand(1, 1, 48))},
+       act=lambda self, x: F.gelu(x * self.scale + self.shift))
+mlp_of("Prelu", {"prelu": lambda: nn.PReLU(48), "one": lambda: nn.PReLU()}, act=lambda self, x: self.one(self.prelu(x.flatten(0, 1)).view(x.shape)))
+mlp_of("LearntScalar", {"beta": lambda: nn.Parameter(torch.tensor(1.5))}, act=lambda self, x: x * torch.sigmoid(self.beta * x))
+mlp_of("TopK", act=lambda self, x: torch.where(x >= x.topk(8, -1).values[..., -1:], x, torch.zeros(())))
+mlp_of("Largest", act=lambda self, x: x / (x.abs().amax(-1, keepdim=True) + 1) + x.max(-1, keepdim=True).values)
+mlp_of("Sorted", act=lambda self, x: x.sort(-1).values)
+mlp_of("MeanByShape", act=lambda self, x: F.relu(x - x.sum(-1, keepdim=True) / x.shape[-1]))
+mlp_of("StandardByHand", act=lambda self, x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt())
+mlp_of("StandardUnbiased", act=lambda self, x: x / (x.std(-1, keepdim=True) + 1))
+mlp_of("MeanOfAll", act=lambda self, x: x * x.abs().mean() + x.numel() / 1440 + x.norm())
+mlp_of("Unit", act=lambda self, x: F.normalize(x, dim=-1))
+mlp_of("Cosine", act=lambda self, x: x * F.cosine_similarity(x, x.roll(1, 1), dim=-1)[..., None])
+mlp_of("Gram", act=lambda self, x: (x @ x.transpose(1, 2) / 48).softmax(-1) @ x)
+mlp_of("Rolled", act=lambda self, x: x + x.roll(1, -1) + x.flip(-1))
 
 
 @mlp_variant
@@ -823,34 +691,11 @@ class Shuffled(Mlp):
         return x.view(b, s, 4, c // 4).transpose(2, 3).reshape(b, s, c).relu()
 
 
-@mlp_variant
-class Selected(Mlp):
-    def act(self, x):
-        return x[..., torch.arange(47, -1, -1)] * torch.index_select(x, -1, torch.arange(48).roll(5))
-
-
-@mlp_variant
-class EveryOther(Mlp):
-    def act(self, x):
-        return torch.cat((x[..., ::2].relu(), x[..., 1::2].tanh()), -1)
-
-
-@mlp_variant
-class Padded(Mlp):
-    def act(self, x):
-        return F.pad(x[..., :-2], (2, 0)).relu()
-
-
-@mlp_variant
-class Narrowed(Mlp):
-    def act(self, x):
-        return torch.cat((x.narrow(-1, 0, 10).exp(), x[..., 10:]), -1).tanh()
-
-
-@mlp_variant
-class Summed(Mlp):
-    def act(self, x):
-        return x.cumsum(-1).tanh()
+mlp_of("Selected", act=lambda self, x: x[..., torch.arange(47, -1, -1)] * torch.index_select(x, -1, torch.arange(48).roll(5)))
+mlp_of("EveryOther", act=lambda self, x: torch.cat((x[..., ::2].relu(), x[..., 1::2].tanh()), -1))
+mlp_of("Padded", act=lambda self, x: F.pad(x[..., :-2], (2, 0)).relu())
+mlp_of("Narrowed", act=lambda self, x: torch.cat((x.narrow(-1, 0, 10).exp(), x[..., 10:]), -1).tanh())
+mlp_of("Summed", act=lambda self, x: x.cumsum(-1).tanh())
 
 
 @mlp_variant
@@ -889,16 +734,8 @@ class Masked(Mlp):
         return x * mask + x.masked_fill(mask.bool(), 0.0) ** 2
 
 
-@mlp_variant
-class Constant(Mlp):
-    def act(self, x):
-        return x * torch.arange(x.size(-1)) + torch.linspace(0, 1, x.shape[-1]) + x.new_ones(x.shape) + torch.zeros_like(x)
-
-
-@mlp_variant
-class Noise(Mlp):
-    def act(self, x):
-        return x + 0 * torch.randn_like(x) + 0 * torch.rand(x.shape)
+mlp_of("Constant", act=lambda self, x: x * torch.arange(x.size(-1)) + torch.linspace(0, 1, x.shape[-1]) + x.new_ones(x.shape) + torch.zeros_like(x))
+mlp_of("Noise", act=lambda self, x: x + 0 * torch.randn_like(x) + 0 * torch.rand(x.shape))
 
 
 class _Square(torch.autograd.Function):
@@ -947,22 +784,9 @@ class _Linear(torch.autograd.Function):
         return grad @ weight, grad.flatten(0, 1).t() @ x.flatten(0, 1), grad.flatten(0, 1).sum(0)
 
 
-@mlp_variant
-class SquareFunction(Mlp):
-    def act(self, x):
-        return _Square.apply(x)
-
-
-@mlp_variant
-class StraightThrough(Mlp):
-    def act(self, x):
-        return _Straight.apply(3 * x) + x
-
-
-@mlp_variant
-class CenteredFunction(Mlp):
-    def act(self, x):
-        return _Centered.apply(x)
+mlp_of("SquareFunction", act=lambda self, x: _Square.apply(x))
+mlp_of("StraightThrough", act=lambda self, x: _Straight.apply(3 * x) + x)
+mlp_of("CenteredFunction", act=lambda self, x: _Centered.apply(x))
 
 
 @mlp_variant
@@ -997,19 +821,9 @@ class Tokens(Mlp):
         return self.mix(x.transpose(1, 2)).transpose(1, 2).relu()
 
 
-@mlp_variant
-class Pooled(Mlp):
-    def act(self, x):
-        return x.sigmoid() * x.mean(1, keepdim=True)
-
-
-@mlp_variant
-class SqueezeExcite(Mlp):
-    def own(self):
-        self.squeeze, self.excite = nn.Linear(48, 8), nn.Linear(8, 48)
-
-    def act(self, x):
-        return x * torch.sigmoid(self.excite(F.relu(self.squeeze(x.mean(1, keepdim=True)))))
+mlp_of("Pooled", act=lambda self, x: x.sigmoid() * x.mean(1, keepdim=True))
+mlp_of("SqueezeExcite", {"squeeze": lambda: nn.Linear(48, 8), "excite": lambda: nn.Linear(8, 48)},
+       act=lambda self, x: x * torch.sigmoid(self.excite(F.relu(self.squeeze(x.mean(1, keepdim=True))))))
 
 
 @mlp_variant
@@ -1081,22 +895,8 @@ class BatchedExperts(nn.Module):
         return (out * self.router(x).softmax(-1)[..., None]).sum(2)
 
 
-@mlp_variant
-class BilinearInside(Mlp):
-    def own(self):
-        self.bilinear = nn.Bilinear(48, 48, 48)
-
-    def act(self, x):
-        return self.bilinear(x, x)
-
-
-@mlp_variant
-class Recurrent(Mlp):
-    def own(self):
-        self.lstm = nn.LSTM(48, 48, batch_first=True)
-
-    def act(self, x):
-        return self.lstm(x)[0]
+mlp_of("BilinearInside", {"bilinear": lambda: nn.Bilinear(48, 48, 48)}, act=lambda self, x: self.bilinear(x, x))
+mlp_of("Recurrent", {"lstm": lambda: nn.LSTM(48, 48, batch_first=True)}, act=lambda self, x: self.lstm(x)[0])
 
 
 @mlp_variant
@@ -1122,10 +922,7 @@ class Printed(Mlp):
         return x * (1 + 0.1 * factor)
 
 
-@mlp_variant
-class ThroughNumpy(Mlp):
-    def act(self, x):
-        return x * float(x.detach().numpy().mean())
+mlp_of("ThroughNumpy", act=lambda self, x: x * float(x.detach().numpy().mean()))
 
 
 @mlp_variant
@@ -1136,10 +933,7 @@ class Dimension(Mlp):
         return x.relu() / c ** 0.5
 
 
-@mlp_variant
-class Unfolded(Mlp):
-    def act(self, x):
-        return x.unfold(-1, 4, 4).sum(-1).repeat_interleave(4, -1) + x
+mlp_of("Unfolded", act=lambda self, x: x.unfold(-1, 4, 4).sum(-1).repeat_interleave(4, -1) + x)
 
 
 @mlp_variant
@@ -1149,22 +943,10 @@ class HeadedMlp(Mlp):
         return F.layer_norm(x, (6,)).flatten(2)
 
 
-@mlp_variant
-class ThirdsMlp(Mlp):
-    def act(self, x):
-        return F.softmax(x.view(*x.shape[:-1], 3, 16), -1).flatten(2)
-
-
-@mlp_variant
-class Outer(Mlp):
-    def own(self):
-        self.side = nn.Linear(HIDDEN, 48)
-
-    def act(self, x):
-        return x
-
-    def forward(self, x):
-        return self.down_proj(self.up_proj(x) * self.side(x))
+mlp_of("ThirdsMlp", act=lambda self, x: F.softmax(x.view(*x.shape[:-1], 3, 16), -1).flatten(2))
+mlp_of("Outer", {"side": lambda: nn.Linear(HIDDEN, 48)},
+       act=lambda self, x: x,
+       forward=lambda self, x: self.down_proj(self.up_proj(x) * self.side(x)))
 
 
 @mlp_variant
