@@ -3,11 +3,13 @@ count_concepts.
 
 A method is a name that the body of a class defines by a function, a lambda, a property or another method's name; or
 that its module sets on it: `Class.name = ...` and `setattr(Class, name, ...)`, in loops over constants of the module,
-which are computed, too. Those of the classes of the package that it inherits from are its own, too; a name counts once.
-Methods that functions, decorators and metaclasses set while the program runs are not seen.
+which are computed, too, or over the binding's table of an engine's getters. Those of the classes of the package that it
+inherits from are its own, too; a name counts once. Methods that functions, decorators and metaclasses set while the
+program runs are not seen.
 """
 import ast
 import re
+import types
 
 PACKAGE = "trireme"
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -39,6 +41,7 @@ class PythonTree:
         self.functions = []
         self.unknown = []    # "file:line" of loops that set methods of which the text does not tell the names
         self._imports = {}   # of a module: {its name: the full name}
+        self.core = types.SimpleNamespace(ENGINE_GETTERS=_engine_getters(root))  # what is known of the binding
         for path in sorted((root / "python" / PACKAGE).rglob("*.py")):
             file = path.relative_to(root / "python")
             module = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
@@ -81,7 +84,7 @@ class _ModuleReader:
     def __init__(self, tree, module, file, is_package):
         self._tree, self._module, self._file = tree, module, file
         self._package = module if is_package else module.rpartition(".")[0]
-        self._constants = {"__builtins__": _PURE}  # by name
+        self._constants = {"__builtins__": _PURE, "core": tree.core}  # by name
 
     def read(self, text):
         statements = list(_flat(ast.parse(text).body))
@@ -158,6 +161,13 @@ class _ModuleReader:
 
     def _class_of(self, node):
         return self._tree.classes.get(f"{self._module}.{ast.unparse(node)}")
+
+
+def _engine_getters(root):
+    """The rows of core.ENGINE_GETTERS."""
+    table = root / "src/python/engine_getters.cpp"
+    rows = re.findall(r'Getter\{"(\w+)", Facade::k(Property|Method)', table.read_text()) if table.exists() else ()
+    return tuple((name, facade == "Method", "") for name, facade in rows)
 
 
 def _flat(statements):

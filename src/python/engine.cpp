@@ -6,6 +6,7 @@
 #include <string>
 
 #include "python/client_optimizer.h"
+#include "python/engine_getters.h"
 #include "python/hyperparameters.h"
 #include "python/module_mirror.h"
 #include "python/tensor.h"
@@ -171,8 +172,6 @@ void bind_passes(EngineClass& engine) {
           py::arg("on"), WithoutGil())
       .def(
           "reduce_gradients", [](ModuleEngine& self) { self.pager().reduce_now(); }, WithoutGil())
-      .def_property_readonly("gradient_count",
-                             [](const ModuleEngine& self) { return self.pager().gradients_so_far().count; })
       .def("set_gradient_accumulation_boundary", &ModuleEngine::set_gradient_accumulation_boundary)
       .def("forward_scope", [](std::shared_ptr<ModuleEngine> self) { return ForwardContext(std::move(self)); })
       .def("no_sync", [](std::shared_ptr<ModuleEngine> self) { return NoSyncContext(std::move(self)); })
@@ -181,15 +180,10 @@ void bind_passes(EngineClass& engine) {
 }
 
 void bind_states(EngineBaseClass& engine) {
-  engine.def_property_readonly("loss_scale", &EngineBase::loss_scale)
-      .def("step_without_gradients", &EngineBase::step_without_gradients, WithoutGil())
+  engine.def("step_without_gradients", &EngineBase::step_without_gradients, WithoutGil())
       .def("zero_grad", &EngineBase::zero_grad, WithoutGil())
-      .def("is_gradient_accumulation_boundary", &EngineBase::is_gradient_accumulation_boundary)
-      .def("was_step_applied", &EngineBase::was_step_applied)
-      .def("get_global_grad_norm", &EngineBase::get_global_grad_norm)
       .def("empty_partition_cache", &EngineBase::empty_partition_cache, WithoutGil())
       .def("destroy", &EngineBase::destroy, WithoutGil())
-      .def_property_readonly("failure", &EngineBase::failure, "The error that ended the engine; empty: nothing did.")
       .def(
           "offload_states",
           [](EngineBase& self, std::vector<std::string> include, std::string device) {
@@ -200,28 +194,15 @@ void bind_states(EngineBaseClass& engine) {
 }
 
 void bind_numbers(EngineBaseClass& engine) {
-  engine.def_property_readonly("data_rank", [](const EngineBase& self) { return self.data_place().rank; })
-      .def_property_readonly("data_size", [](const EngineBase& self) { return self.data_place().size; })
-      .def_property_readonly("group_count", &EngineBase::group_count)
-      .def_property_readonly("device", [](const EngineBase& self) { return self.pager().device(); })
-      .def_property_readonly("leaf_modules", [](const EngineBase& self) { return self.pager().policy().units.leaves; })
-      .def("get_lr", &EngineBase::get_lr, py::arg("group") = 0)
+  engine.def("get_lr", &EngineBase::get_lr, py::arg("group") = 0)
       .def("get_mom", &EngineBase::get_mom, py::arg("group") = 0)
       .def("hyperparameters", [](const EngineBase& self, size_t group) { return as_dict(self.hyperparameters(group)); })
       .def("known_hyperparameters",
            [](const EngineBase& self, size_t group) { return as_dict(self.known_hyperparameters(group)); })
       .def("set_hyperparameters",
            [](EngineBase& self, size_t group, const py::dict& values) { set_hyperparameters(self, group, values); })
-      .def_property_readonly("global_steps", &EngineBase::global_steps)
-      .def_property_readonly("micro_steps", &EngineBase::micro_steps)
-      .def_property_readonly("skipped_steps", &EngineBase::skipped_steps)
-      .def_property_readonly("global_samples", &EngineBase::global_samples)
-      .def_property_readonly("train_batch_size", &EngineBase::train_batch_size)
-      .def_property_readonly("train_micro_batch_size_per_gpu", &EngineBase::train_micro_batch_size_per_gpu)
-      .def_property_readonly("gradient_accumulation_steps", &EngineBase::gradient_accumulation_steps)
       .def("set_train_batch_size", &EngineBase::set_train_batch_size)
-      .def("set_train_micro_batch_size", &EngineBase::set_train_micro_batch_size)
-      .def_property_readonly("optimizer_bytes", &EngineBase::optimizer_bytes);
+      .def("set_train_micro_batch_size", &EngineBase::set_train_micro_batch_size);
 }
 
 void bind_files(EngineBaseClass& engine) {
@@ -320,6 +301,7 @@ void bind_engine(py::module_& module) {
   engine.def(py::init(&make_engine), py::arg("world"), py::arg("module"), py::arg("config"), py::arg("groups"),
              py::arg("make_client"), py::arg("output"), py::arg("facts") = py::none(),
              py::arg("unmanaged") = std::set<std::string>());
+  bind_getters(module, base);
   bind_passes(engine);
 }
 

@@ -129,7 +129,7 @@ StepReport TrainStep::step() {
   if (!options_.managed_accumulation || is_boundary()) return close(has_backward, /*micro_steps=*/1);
   if (!has_backward) tell_missing_backward();
   window_.count_step();
-  ++micro_steps_;
+  ++progress_.micro_steps;
   if (pager_->policy().deterministic) pager_->end_backward();
   seed_micro_batch();
   return {};
@@ -235,15 +235,16 @@ void TrainStep::finish(int64_t samples, int64_t micro_steps) {
   window_.restart();
   decider_->conclude();  // throws at the smallest loss scale: the step does not count
   has_ended_window_ = true;
-  micro_steps_ += micro_steps;
-  ++global_steps_;
-  global_samples_ += samples;
+  progress_.micro_steps += micro_steps;
+  ++progress_.global_steps;
+  progress_.global_samples += samples;
   hyperparameters_.follow(decider_->known_applied_steps());
-  if (model_.rank() != 0 || options_.steps_per_print == 0 || global_steps_ % options_.steps_per_print != 0) return;
+  if (model_.rank() != 0 || options_.steps_per_print == 0 || progress_.global_steps % options_.steps_per_print != 0)
+    return;
   const std::optional<double> scale = loss_scale();
-  log(LogLevel::kInfo,
-      str("step=", global_steps_, ", skipped=", progress().skipped_steps, ", lr=", hyperparameters().groups()[0].lr,
-          ", grad_norm=", *outcome().norm, scale ? str(", loss_scale=", *scale) : ""));
+  log(LogLevel::kInfo, str("step=", progress_.global_steps, ", skipped=", progress().skipped_steps,
+                           ", lr=", hyperparameters().groups()[0].lr, ", grad_norm=", *outcome().norm,
+                           scale ? str(", loss_scale=", *scale) : ""));
 }
 
 void TrainStep::step_without_gradients() {
@@ -332,7 +333,7 @@ int64_t TrainStep::samples_of_window() const {
 }
 
 void TrainStep::start_micro_batch(int64_t micro_batch) const {
-  if (streams_) streams_->start(global_samples_ / options_.micro_batch_size, micro_batch);
+  if (streams_) streams_->start(progress_.global_samples / options_.micro_batch_size, micro_batch);
 }
 
 bool TrainStep::was_applied() { return has_ended_window_ && decider_->outcome().applied; }
@@ -341,12 +342,10 @@ std::optional<bool> TrainStep::applied_if_known() const {
 }
 StepOutcome TrainStep::outcome() { return decider_->outcome(); }
 
-TrainingProgress TrainStep::progress() {
+const TrainingProgress& TrainStep::progress() {
   const DeciderState decided = decider_->state();
-  return {.micro_steps = micro_steps_,
-          .global_steps = global_steps_,
-          .skipped_steps = decided.steps - decided.applied_steps,
-          .global_samples = global_samples_};
+  progress_.skipped_steps = decided.steps - decided.applied_steps;
+  return progress_;
 }
 
 Hyperparameters& TrainStep::hyperparameters() {
@@ -366,12 +365,9 @@ TrainStepState TrainStep::state() {
 }
 
 void TrainStep::resume(const TrainStepState& state) {
-  const TrainingProgress& progress = state.progress;
-  micro_steps_ = progress.micro_steps;
-  global_steps_ = progress.global_steps;
-  global_samples_ = progress.global_samples;
-  const int64_t applied_steps = progress.global_steps - progress.skipped_steps;
-  decider_->set(progress.global_steps, applied_steps, state.loss_scaler);
+  progress_ = state.progress;
+  const int64_t applied_steps = progress_.global_steps - progress_.skipped_steps;
+  decider_->set(progress_.global_steps, applied_steps, state.loss_scaler);
   hyperparameters_.keep(applied_steps);
   if (streams_ && state.micro_batch_seed) streams_->set_seed(*state.micro_batch_seed);
   seed_micro_batch();

@@ -272,7 +272,7 @@ SavedCheckpoint Training::save(const std::filesystem::path& directory, const Sav
                           .topology = groups_.topology,
                           .keep_last = options.keep_last.value_or(configured.keep_last),
                           .files = options.files};
-  const std::string tag = options.tag.empty() ? str("global_step", step_->global_steps()) : options.tag;
+  const std::string tag = options.tag.empty() ? str("global_step", step_->known_progress().global_steps) : options.tag;
   if (options.async_save.value_or(configured.async_save)) {
     if (!saver_) saver_ = std::make_unique<AsyncSaver>(groups_.model);
     return saver_->save(directory, tag, state, files);

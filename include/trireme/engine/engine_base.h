@@ -71,10 +71,10 @@ class EngineBase {
   /// momentum_of() the group for the next step. Throws StateError: no optimizer; ConfigError: there is no such group.
   std::pair<double, double> get_mom(size_t group = 0) const;
   size_t group_count() const { return training_.step().known_hyperparameters().groups().size(); }
-  int64_t global_steps() const { return training_.step().global_steps(); }
-  int64_t micro_steps() const { return training_.step().micro_steps(); }
+  int64_t global_steps() const { return training_.step().known_progress().global_steps; }
+  int64_t micro_steps() const { return training_.step().known_progress().micro_steps; }
   int64_t skipped_steps() const { return training_.step().progress().skipped_steps; }
-  int64_t global_samples() const { return training_.step().global_samples(); }
+  int64_t global_samples() const { return training_.step().known_progress().global_samples; }
 
   const BatchSizes& get_batch_info() const { return config().batch; }
   int64_t train_batch_size() const { return config().batch.train_batch_size; }

@@ -136,10 +136,9 @@ class TrainStep {
   /// The same as far as is known without waiting; nothing: a device has not told yet.
   std::optional<bool> applied_if_known() const;
   StepOutcome outcome();
-  TrainingProgress progress();
-  int64_t global_steps() const { return global_steps_; }
-  int64_t micro_steps() const { return micro_steps_; }
-  int64_t global_samples() const { return global_samples_; }
+  const TrainingProgress& progress();
+  /// The same as far as is known without waiting: skipped steps may be those of an earlier call.
+  const TrainingProgress& known_progress() const { return progress_; }
   /// The hyperparameters of the next step, the same on every rank.
   Hyperparameters& hyperparameters();
   /// The same as far as is known without waiting: a schedule's learning rates may be those of an earlier step.
@@ -186,7 +185,7 @@ class TrainStep {
   std::optional<ScaledPasses> scaled_passes_;  ///< where something computes in fp16
   std::optional<MicroBatchStreams> streams_;   ///< in deterministic mode
   AccumulationWindow window_;
-  int64_t micro_steps_ = 0, global_steps_ = 0, global_samples_ = 0;
+  TrainingProgress progress_;
   bool has_ended_window_ = false;  ///< by the last step()
   bool has_told_backward_ = false, has_told_step_ = false;
 };

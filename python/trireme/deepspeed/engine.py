@@ -1,5 +1,6 @@
 """DeepSpeedEngine: an Engine behind the attributes and methods that DeepSpeed's programs use."""
 import numbers
+import operator
 from collections.abc import Mapping
 
 import torch
@@ -81,21 +82,9 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
         """As no_sync(), but its end reduces, once. Collective."""
         return self.core.coalesce_grad_reduction()
 
-    def is_gradient_accumulation_boundary(self):
-        """Whether the next step() ends the window."""
-        return self.core.is_gradient_accumulation_boundary()
-
     def set_gradient_accumulation_boundary(self, is_boundary):
         """From here on `is_boundary` says that, not the count."""
         self.core.set_gradient_accumulation_boundary(is_boundary)
-
-    def was_step_applied(self):
-        """The last step() changed the weights."""
-        return self.core.was_step_applied()
-
-    def get_global_grad_norm(self):
-        """L2, before clipping, of the last step; -1 if it was not finite; None before the first one."""
-        return self.core.get_global_grad_norm()
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 
@@ -123,18 +112,6 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
         """(train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps)."""
         return self.train_batch_size(), self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps()
 
-    def train_batch_size(self):
-        """Samples of a step over all ranks."""
-        return self.core.train_batch_size
-
-    def train_micro_batch_size_per_gpu(self):
-        """Samples of a forward on one rank."""
-        return self.core.train_micro_batch_size_per_gpu
-
-    def gradient_accumulation_steps(self):
-        """Micro-batches of a step on one rank."""
-        return self.core.gradient_accumulation_steps
-
     def set_train_batch_size(self, train_batch_size):
         """By the accumulation steps. Raises BatchSizeError: not a multiple of micro-batch times ranks."""
         self.core.set_train_batch_size(train_batch_size)
@@ -143,10 +120,6 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
         """And train_batch_size with it."""
         self.core.set_train_micro_batch_size(micro_batch_size)
 
-    global_steps = property(lambda self: self.core.global_steps)
-    micro_steps = property(lambda self: self.core.micro_steps)
-    skipped_steps = property(lambda self: self.core.skipped_steps)
-    global_samples = property(lambda self: self.core.global_samples)
     global_rank = property(lambda self: self.world.rank)
     local_rank = property(lambda self: self.world.local_rank)
     world_size = property(lambda self: self.world.size)
@@ -159,7 +132,6 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
     _drops_last = property(lambda self: bool(self._given.get("dataloader_drop_last")), doc="The last micro-batch of a data set, where it is smaller.")
     mp_world_size = property(lambda self: self._tensor_size, doc="Ranks that share each layer.")
     config = property(lambda self: self._given)
-    loss_scale = property(lambda self: self.core.loss_scale)
 
     def zero_optimization_stage(self):
         """0 to 3."""
@@ -246,3 +218,20 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
         return result
 
     _consolidated_16bit_state_dict = _zero3_consolidated_16bit_state_dict
+
+
+def _getter(name, is_method, doc):
+    """A member that tells what the core's of that name does."""
+    read = operator.attrgetter(f"core.{name}")
+    if not is_method:
+        return property(read, doc=doc)
+
+    def get(self):
+        return read(self)()
+
+    get.__name__, get.__qualname__, get.__doc__ = name, f"DeepSpeedEngine.{name}", doc
+    return get
+
+
+for _name, _is_method, _doc in core.ENGINE_GETTERS:
+    setattr(DeepSpeedEngine, _name, _getter(_name, _is_method, _doc))
