@@ -66,7 +66,6 @@ class Pager::Impl {
     }
     is_published_.assign(layout_.units.size(), false);
     arrivals_.assign(managed_.size(), 0);
-    set_gradient_factor(1);
     watch_gradients();
     scope_.emplace(weights_->pages() ? InterceptScope::Watch::kAll : InterceptScope::Watch::kWrites);
   }
@@ -76,11 +75,8 @@ class Pager::Impl {
     watch_.end();
   }
 
-  void set_gradient_factor(double factor) {
-    factor_ = factor;
-    for (size_t mesh = 0; mesh < meshes_.size(); ++mesh)
-      gradients_[mesh]->set_factor(
-          policy_.gradient_op == ReduceOp::kSum ? factor : factor / static_cast<double>(meshes_[mesh].divisor()));
+  void set_accumulation_steps(int64_t steps) {
+    for (const auto& store : gradients_) store->set_accumulation_steps(steps);
   }
   void set_gradient_check(std::function<void()> check) { gradient_check_ = std::move(check); }
   void defer_reductions(bool defer) { deferring_ = defer; }
@@ -89,7 +85,7 @@ class Pager::Impl {
   std::optional<at::Tensor> sum_of_this_rank(int parameter) const {
     const at::Tensor sum = defers() ? deferred_->sum_of(parameter) : gradients_of(parameter).unreduced(parameter);
     if (!sum.defined()) return std::nullopt;
-    return sum.to(at::kFloat) * factor_;
+    return sum.to(at::kFloat) * gradients_of(parameter).scale().of_this_rank();
   }
 
   void expect_units(const std::vector<bool>& units) {
@@ -391,7 +387,6 @@ class Pager::Impl {
   std::vector<std::unique_ptr<GradientStore>> gradients_;  // by mesh
   std::optional<DeferredGradients> deferred_;
   bool deferring_ = false;
-  double factor_ = 1;  // of gradients, without the division by the number of ranks
   std::function<void()> gradient_check_;
   std::vector<OwnedSlice> owned_;
   std::vector<OwnedSlice> owned_frozen_;
@@ -418,7 +413,7 @@ const PagerPolicy& Pager::policy() const { return impl_->policy(); }
 c10::Device Pager::device() const { return impl_->device(); }
 const std::vector<OwnedSlice>& Pager::owned() const { return impl_->owned(); }
 const std::vector<OwnedSlice>& Pager::owned_frozen() const { return impl_->owned_frozen(); }
-void Pager::set_gradient_factor(double factor) { impl_->set_gradient_factor(factor); }
+void Pager::set_accumulation_steps(int64_t steps) { impl_->set_accumulation_steps(steps); }
 void Pager::set_gradient_check(std::function<void()> check) { impl_->set_gradient_check(std::move(check)); }
 void Pager::expect_units(const std::vector<bool>& units) { impl_->expect_units(units); }
 void Pager::end_backward() { impl_->end_backward(); }

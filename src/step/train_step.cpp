@@ -301,7 +301,7 @@ void TrainStep::set_batch(int64_t micro_batch_size, int64_t accumulation_steps) 
   require_there("set_batch");
   options_.micro_batch_size = micro_batch_size;
   options_.accumulation_steps = accumulation_steps;
-  pager_->set_gradient_factor(1.0 / static_cast<double>(accumulation_steps));
+  pager_->set_accumulation_steps(accumulation_steps);
 }
 
 void TrainStep::tell_missing_backward() {

@@ -83,9 +83,9 @@ class Pager {
   /// Like owned() for the frozen units (gradients undefined).
   const std::vector<OwnedSlice>& owned_frozen() const;
 
-  /// Gradients are multiplied by `factor / mesh.divisor()` (under gradient_op kSum: by `factor`) as they are reduced.
-  /// Set it only between windows.
-  void set_gradient_factor(double factor);
+  /// Gradients are divided by `steps`, micro-batches of a window, and under gradient_op kMean by ShardMesh::divisor().
+  /// At first 1. Set it only between windows.
+  void set_accumulation_steps(int64_t steps);
 
   /// `check` is called with each gradient that backward produces, before it is taken. What it throws ends the backward
   /// pass, and the gradient is dropped.
@@ -106,7 +106,8 @@ class Pager {
   void defer_reductions(bool defer);
   bool defers_reductions() const;
   /// While reductions are deferred: the gradients of `parameter` that this rank has summed since the last reduction,
-  /// times the gradient factor, [numel of the parameter] in fp32; nothing where its backward passes gave none. Local.
+  /// divided by the accumulation steps, [numel of the parameter] in fp32; nothing where its backward passes gave none.
+  /// Local.
   std::optional<at::Tensor> sum_of_this_rank(int parameter) const;
 
   /// Completes the reductions of the backward passes so far, inside a window: `owned().gradients` hold their mean until

@@ -107,6 +107,7 @@ void BackwardGradients::send(int index, std::vector<Bucket>& buckets) {
   if (bucket.seen.empty()) open(bucket, index);
   make_way();
   const SubjectScope subject(unit(index).name);
+  multiply(bucket.sum, scale_.before_reduce());
   Reduction reduction{index, !has_shard_[index], messages_.of(unit(index), bucket.sum), {}, {}};
   has_shard_[index] = 1;
   add_in_flight(static_cast<int64_t>(reduction.input.nbytes()) - static_cast<int64_t>(bucket.sum.nbytes()));

@@ -43,10 +43,6 @@ void BucketedGradients::add_squares_of(int index, const at::Tensor& sums, int64_
   }
 }
 
-void BucketedGradients::multiply(const at::Tensor& reduced, double factor) {
-  if (static_cast<float>(factor) != 1) reduced.mul_(static_cast<float>(factor));
-}
-
 void BucketedGradients::count(const at::Tensor& message) {
   reduced_bytes_ += static_cast<int64_t>(message.nbytes());
   ++reductions_;

@@ -23,8 +23,6 @@ class BucketedGradients : public GradientStore {
   }
   /// The counted squares of `parameter` in `sums`, which begin at element `begin` of its unit.
   void add_squares_of(int parameter, const at::Tensor& sums, int64_t begin, ExactSum& sum) const;
-  static void multiply(const at::Tensor& reduced, double factor);
-  void multiply_reduced(const at::Tensor& reduced) const { multiply(reduced, factor_ * policy().predivide_factor); }
   void count(const at::Tensor& message);
 
   /// Units of which any rank has more in `late`; usually none. Collective, and asked in the mesh's own group, where a

@@ -30,9 +30,7 @@ bool GradientMessages::needs_buffer(const UnitLayout& unit) const {
 }
 
 at::Tensor GradientMessages::of(const UnitLayout& unit, const at::Tensor& sum) {
-  const PagerPolicy& policy = context_.policy;
-  if (policy.predivide_factor != 1) sum.mul_(static_cast<float>(1 / policy.predivide_factor));
-  if (is_alone_on_device_ && !policy.deterministic) return sum;
+  if (is_alone_on_device_ && !context_.policy.deterministic) return sum;
   const at::ScalarType wire = wire_dtype(unit, sum.scalar_type());
   return sent_.are_there() && needs_buffer(unit) ? sent_.next(sum.numel(), wire).copy_(sum) : sum.to(wire);
 }

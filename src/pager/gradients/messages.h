@@ -15,7 +15,7 @@ class GradientMessages {
   /// `sums_stay`: where they are, from one window to the next. Collective over `group`, in which messages are reduced.
   GradientMessages(Group& group, const StoreContext& context, bool sums_stay);
 
-  /// Message of `sum`, the gradients of `unit`: `sum` itself, divided in place, where it can travel from there. The
+  /// Message of `sum`, the gradients of `unit`: `sum` itself where it can travel from there. The
   /// message before the last one is over on the current stream.
   at::Tensor of(const UnitLayout& unit, const at::Tensor& sum);
   /// For the shard that comes of it [numel], until the message after the next.

@@ -283,7 +283,7 @@ class OneSidedGradients final : public GradientStore {
     task.target = element(sums.data_ptr(), state.mine.begin - shard_begin(managed.unit), sums.element_size());
     task.target_dtype = sums.scalar_type();
     task.numel = state.mine.numel();
-    task.factor = static_cast<float>(factor_);
+    task.factor = scale_.at_once();
     task.accumulate = std::exchange(state.has_sum, true);
     state.sum_of_squares = reduce(task);
     ++reductions_;

@@ -59,7 +59,7 @@ class OrderedGradients final : public BackwardGradients {
     if (std::exchange(is_finished_, true)) return;
     for (int i = 0; i < units(); ++i) {
       if (!has_shard_[i]) continue;
-      multiply_reduced(shards_[i]);
+      multiply(shards_[i], scale_.after_reduce());
       if (wholes_[i].defined() && is_alone_on_device())
         wholes_[i].copy_(shards_[i]);
       else if (wholes_[i].defined())

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "pager/gradients/gradient_scale.h"
 #include "pager/gradients/replica_sums.h"
 #include "pager/layout/gradient_dtypes.h"
 #include "pager/weights/managed_parameter.h"
@@ -20,7 +21,11 @@ class GradientStore {
  public:
   /// A store for the parameters of mesh number `mesh`.
   GradientStore(const StoreContext& context, int mesh)
-      : context_(context), mesh_(mesh), touched_(context.parameters.size()), replica_sums_(context, this->mesh()) {}
+      : context_(context),
+        mesh_(mesh),
+        scale_(context.policy, this->mesh()),
+        touched_(context.parameters.size()),
+        replica_sums_(context, this->mesh()) {}
   virtual ~GradientStore() = default;
   GradientStore(const GradientStore&) = delete;
   GradientStore& operator=(const GradientStore&) = delete;
@@ -55,8 +60,8 @@ class GradientStore {
   int64_t reductions() const { return reductions_; }
   int64_t reduced_bytes() const { return reduced_bytes_; }
 
-  /// Multiplies gradients as they are reduced.
-  void set_factor(double factor) { factor_ = factor; }
+  void set_accumulation_steps(int64_t steps) { scale_.accumulation_steps = steps; }
+  const GradientScale& scale() const { return scale_; }
   /// After finish(): whether some rank produced a gradient of `parameter`.
   bool touched(int parameter) const { return touched_[parameter] != 0; }
 
@@ -100,7 +105,7 @@ class GradientStore {
   const int mesh_;
 
  protected:
-  double factor_ = 1;
+  GradientScale scale_;
   std::vector<uint8_t> touched_;  // by parameter; before finish() by this rank alone
   int64_t reductions_ = 0;
   int64_t reduced_bytes_ = 0;  // what this rank gave to them

@@ -44,7 +44,7 @@ class SummedGradients final : public BackwardGradients {
 
   void complete(Reduction& reduction) override {
     const int index = reduction.unit;
-    multiply_reduced(reduction.output);
+    multiply(reduction.output, scale_.after_reduce());
     if (leaving_.takes(index)) {
       replica_sums_.add_up(index, reduction.output);
       return leaving_.leave(index, reduction.output, reduction.is_first);

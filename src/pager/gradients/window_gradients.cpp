@@ -109,7 +109,8 @@ class WindowGradients final : public BucketedGradients {
   void reduce(int index, const at::Tensor& sum) {
     const SubjectScope subject(unit(index).name);
     const at::Tensor mine = policy().stage == 0 ? sum : shard_of(index, sum);
-    if (is_alone_on_device()) return multiply(mine, factor_);
+    if (is_alone_on_device()) return multiply(mine, scale_.at_once());
+    multiply(sum, scale_.before_reduce());
     const at::Tensor message = messages_.of(unit(index), sum);
     if (policy().stage == 0) {
       reductions_group_->all_reduce(message, ReduceOp::kSum).wait();
@@ -117,7 +118,7 @@ class WindowGradients final : public BucketedGradients {
     } else {
       reductions_group_->reduce_scatter(mine, message, ReduceOp::kSum).wait();
     }
-    multiply_reduced(mine);
+    multiply(mine, scale_.after_reduce());
     if (policy().stage > 0)
       replica_sums_.add_up(index, mine);
     else if (replica_sums_.are_there())
