@@ -61,7 +61,7 @@ class Pager::Impl {
     for (ManagedParameter& managed : managed_) managed.owner->pager = &handle_;
     for (int i = 0; i < static_cast<int>(layout_.units.size()); ++i) {
       OwnedSlice slice = weights_->owned(i);
-      if (layout_.units[i].trainable) slice.gradients = gradients_[layout_.units[i].mesh]->owned(i);
+      if (layout_.units[i].trainable) slice.gradients = gradients_[layout_.units[i].mesh]->home().owned(i);
       (layout_.units[i].trainable ? owned_ : owned_frozen_).push_back(std::move(slice));
     }
     is_published_.assign(layout_.units.size(), false);
@@ -113,7 +113,7 @@ class Pager::Impl {
   }
 
   bool has_gradient(int parameter) const { return gradients_of(parameter).touched(parameter); }
-  void gradient_written(int parameter) { gradients_of(parameter).rewritten(parameter); }
+  void gradient_written(int parameter) { gradients_of(parameter).home().rewritten(parameter); }
 
   void close_window() {
     const char* call = CallerScope::current("close_window");
@@ -167,11 +167,11 @@ class Pager::Impl {
 
   void await_owned(int unit) {
     if (!offload_.owns(unit)) return;
-    gradients_in(unit).await_owned(unit);
+    gradients_in(unit).home().await_owned(unit);
     weights_->await_owned(unit);
   }
   bool is_owned_there(int unit) const {
-    return !offload_.owns(unit) || (gradients_in(unit).is_owned_there(unit) && weights_->is_owned_there(unit));
+    return !offload_.owns(unit) || (gradients_in(unit).home().is_owned_there(unit) && weights_->is_owned_there(unit));
   }
 
   void defer_publish(int unit) {
@@ -266,7 +266,7 @@ class Pager::Impl {
   PagerMemory memory() const {
     PagerMemory memory;
     weights_->add_to(memory);
-    for (const auto& store : gradients_) store->add_to(memory);
+    for (const auto& store : gradients_) store->home().add_to(memory);
     deferred_->add_to(memory);
     memory.offloaded_bytes = offload_.memory().bytes();
     return memory;
@@ -277,10 +277,7 @@ class Pager::Impl {
   PagerCounters counters() const {
     PagerCounters counters;
     weights_->add_to(counters);
-    for (const auto& store : gradients_) {
-      counters.reductions += store->reductions();
-      counters.reduced_bytes += store->reduced_bytes();
-    }
+    for (const auto& store : gradients_) store->add_to(counters);
     return counters;
   }
 
@@ -323,10 +320,8 @@ class Pager::Impl {
     const bool stays = policy_.stage < 3 || (is_alone_on_device && !policy_.offload_parameters);
     if (stays) weights_ = make_resident_weights(context_);
     if (!stays) weights_ = shared ? make_mapped_weights(context_) : make_paged_weights(context_);
-    const bool one_sided = shared && !policy_.deterministic;  // it has no order of micro-batches
     for (int mesh = 0; mesh < static_cast<int>(meshes_.size()); ++mesh)
-      gradients_.push_back(one_sided ? make_one_sided_gradients(context_, mesh)
-                                     : make_bucketed_gradients(context_, mesh));
+      gradients_.push_back(make_gradients(context_, mesh));
     deferred_.emplace(context_);
   }
 

@@ -2,7 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 
-#include "pager/gradients/store.h"
+#include "pager/layout/gradient_dtypes.h"
 
 namespace trireme {
 

@@ -19,19 +19,14 @@ struct GradientScale {
         predivide(policy.predivide_factor) {}
 
   double mean_over;                ///< ShardMesh::divisor(); 1: gradients are summed
-  double predivide;                ///< PagerPolicy::predivide_factor
+  double predivide;                ///< PagerPolicy::predivide_factor; 1 where no sum on the way has a narrow range
   int64_t accumulation_steps = 1;  ///< micro-batches of a window
 
   /// Factor of a rank's gradients as they leave for a sum, and of that sum.
   float before_reduce() const { return static_cast<float>(1 / predivide); }
-  float after_reduce() const { return static_cast<float>(whole() * predivide); }
-  /// Both, where there is no sum on the way whose range is narrow.
-  float at_once() const { return static_cast<float>(whole()); }
+  float after_reduce() const { return static_cast<float>(of_this_rank() / mean_over * predivide); }
   /// Factor of the gradients of one rank alone.
   double of_this_rank() const { return 1.0 / static_cast<double>(accumulation_steps); }
-
- private:
-  double whole() const { return of_this_rank() / mean_over; }
 };
 
 inline void multiply(const at::Tensor& gradients, float factor) {

@@ -5,8 +5,7 @@
 
 #include <utility>
 
-#include "pager/gradients/counted_norm.h"
-#include "pager/gradients/store.h"
+#include "pager/gradients/squares.h"
 
 namespace trireme {
 
@@ -17,16 +16,16 @@ constexpr size_t kUnderWay = 2;
 
 }  // namespace
 
-LeavingGradients::LeavingGradients(const StoreContext& context, int mesh)
+LeavingGradients::LeavingGradients(const MeshContext& context)
     : context_(context),
       device_(context.device),
       offload_(context.offload),
       stream_(context.offload.is_empty() ? c10::Device(c10::kCPU) : context.device),
       places_(context.layout.units.size()) {
   if (offload_.is_empty()) return;
-  for (size_t i = 0; i < places_.size(); ++i) {
-    const UnitLayout& unit = context.layout.units[i];
-    if (takes(static_cast<int>(i)) && unit.mesh == mesh)
+  for (int i = 0; i < context.units(); ++i) {
+    const UnitLayout& unit = context.unit(i);
+    if (offload_.owns(i) && unit.mesh == context.number)
       places_[i].on_host = offload_.memory().take(unit.shard_numel, accumulation_dtype(unit, context.policy));
   }
   norms_ = at::zeros({static_cast<int64_t>(places_.size())}, at::TensorOptions().dtype(at::kDouble).device(device_));

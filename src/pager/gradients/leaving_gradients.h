@@ -6,20 +6,19 @@
 #include <deque>
 #include <vector>
 
-#include "pager/weights/store.h"
+#include "pager/gradients/mesh_context.h"
 #include "trireme/device/stream.h"
 
 namespace trireme {
 
 class LeavingGradients {
  public:
-  /// For the offloaded units of mesh number `mesh`.
-  LeavingGradients(const StoreContext& context, int mesh);
+  /// For the offloaded units of a mesh.
+  explicit LeavingGradients(const MeshContext& context);
   ~LeavingGradients();
   LeavingGradients(const LeavingGradients&) = delete;
   LeavingGradients& operator=(const LeavingGradients&) = delete;
 
-  bool takes(int unit) const { return offload_.owns(unit); }
   /// `reduced` [shard_numel], which the current stream has made, leaves; unless `replaces`, on top of what has left.
   void leave(int unit, at::Tensor reduced, bool replaces);
   /// The host has written what had left.
@@ -47,7 +46,7 @@ class LeavingGradients {
   void measure(int unit, const at::Tensor& gradients);
   void forget_oldest();
 
-  const StoreContext context_;
+  const MeshContext& context_;
   const c10::Device device_;
   Offload& offload_;
   SideStream stream_;

@@ -1,15 +1,13 @@
 #include "pager/gradients/messages.h"
 
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
-
-#include "pager/gradients/store.h"
 
 namespace trireme {
 
-GradientMessages::GradientMessages(Group& group, const StoreContext& context, bool sums_stay)
-    : context_(context), sums_stay_(sums_stay), is_alone_on_device_(!is_host(context.device) && group.size() == 1) {
+GradientMessages::GradientMessages(const MeshContext& context, bool sums_stay)
+    : context_(context),
+      sums_stay_(sums_stay),
+      group_(context.ranks.shards.clone(context.ranks.shards.name() + "/gradients")) {
   if (!registers_buffers(context) || context.policy.deterministic) return;
   int64_t longest = 0, longest_shard = 0;
   for (const UnitLayout& unit : context.layout.units) {
@@ -18,8 +16,8 @@ GradientMessages::GradientMessages(Group& group, const StoreContext& context, bo
     longest = std::max(longest, bytes_in_slab(unit.numel(), wire_dtype(unit, kept)));
     if (!sums_stay) longest_shard = std::max(longest_shard, bytes_in_slab(unit.shard_numel, kept));
   }
-  sent_ = AlternatingBuffers(group, context.device, longest);
-  received_ = AlternatingBuffers(group, context.device, longest_shard);
+  sent_ = AlternatingBuffers(*group_, context.device, longest);
+  received_ = AlternatingBuffers(*group_, context.device, longest_shard);
 }
 
 // Sums of one backward come at a place of their own each time. What is to be widened while it is reduced is for others.
@@ -29,16 +27,18 @@ bool GradientMessages::needs_buffer(const UnitLayout& unit) const {
   return sums_stay_ && context_.policy.stage == 0;
 }
 
-at::Tensor GradientMessages::of(const UnitLayout& unit, const at::Tensor& sum) {
-  if (is_alone_on_device_ && !context_.policy.deterministic) return sum;
+at::Tensor GradientMessages::of(int index, const at::Tensor& sum) {
+  if (!is_host(context_.device) && group_->size() == 1 && !context_.policy.deterministic) return sum;
+  const UnitLayout& unit = context_.unit(index);
   const at::ScalarType wire = wire_dtype(unit, sum.scalar_type());
   return sent_.are_there() && needs_buffer(unit) ? sent_.next(sum.numel(), wire).copy_(sum) : sum.to(wire);
 }
 
-at::Tensor GradientMessages::reduced(const UnitLayout& unit) {
-  const at::ScalarType kept = accumulation_dtype(unit, context_.policy);
-  if (received_.are_there() && needs_buffer(unit)) return received_.next(unit.shard_numel, kept);
-  return at::zeros({unit.shard_numel}, at::TensorOptions().dtype(kept).device(context_.device));
+at::Tensor GradientMessages::reduced(int index) {
+  const UnitLayout& unit = context_.unit(index);
+  if (received_.are_there() && needs_buffer(unit))
+    return received_.next(unit.shard_numel, accumulation_dtype(unit, context_.policy));
+  return context_.zeros(index, unit.shard_numel);
 }
 
 }  // namespace trireme
