@@ -12,6 +12,7 @@
 #include <csignal>
 #include <string>
 
+#include "tests/base/faults.h"
 #include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
 #include "trireme/base/error.h"
@@ -27,37 +28,6 @@ class File : public ::testing::Test {
  protected:
   FileSystem& files_ = posix_file_system();
   testing::TemporaryFolder folder_;
-};
-
-/// Writes that fail as on a full disk. Everything else is the real thing.
-class FullDisk final : public FileSystem {
- public:
-  std::unique_ptr<WritableFile> create(const Path& path) override {
-    return std::make_unique<FullFile>(posix_file_system().create(path), path);
-  }
-  void create_directories(const Path& path) override { posix_file_system().create_directories(path); }
-  void sync_directory(const Path& path) override { posix_file_system().sync_directory(path); }
-  void rename(const Path& from, const Path& to) override { posix_file_system().rename(from, to); }
-  void remove_all(const Path& path) override { posix_file_system().remove_all(path); }
-  bool exists(const Path& path) override { return posix_file_system().exists(path); }
-  std::vector<std::string> list(const Path& path) override { return posix_file_system().list(path); }
-  size_t size(const Path& path) override { return posix_file_system().size(path); }
-  std::string read(const Path& path) override { return posix_file_system().read(path); }
-  std::unique_ptr<ReadableFile> open(const Path& path) override { return posix_file_system().open(path); }
-  std::shared_ptr<const MappedFile> map(const Path& path) override { return posix_file_system().map(path); }
-
- private:
-  struct FullFile final : WritableFile {
-    FullFile(std::unique_ptr<WritableFile> file, Path path) : file(std::move(file)), path(std::move(path)) {}
-    void write(const void* data, size_t bytes) override {
-      file->write(data, bytes / 2);
-      throw IoError(path.string() + ": write failed: No space left on device");
-    }
-    void sync() override { file->sync(); }
-    void close() override { file->close(); }
-    std::unique_ptr<WritableFile> file;
-    Path path;
-  };
 };
 
 TEST_F(File, ReadsBackWhatWasAppended) {
@@ -208,7 +178,7 @@ TEST_F(File, AtomicWriteReplacesTheContentsAndLeavesNothingElse) {
 
 TEST_F(File, AtomicWriteOnAFullDiskKeepsTheOldContents) {
   write_file_atomically(files_, folder_ / "a", "old");
-  FullDisk full;
+  testing::FaultyFiles full(1, testing::FaultyFiles::Then::kRecover);  // the write
   EXPECT_NE(error_of([&] { write_file_atomically(full, folder_ / "a", "new"); }).find("No space left on device"),
             std::string::npos);
   EXPECT_EQ(files_.read(folder_ / "a"), "old");

@@ -4,7 +4,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -14,32 +13,6 @@
 
 namespace trireme::checkpoint_test {
 namespace {
-
-class FaultyFile final : public WritableFile {
- public:
-  FaultyFile(FaultyFiles& owner, const std::filesystem::path& path)
-      : owner_(owner), path_(path), file_(posix_file_system().create(path)) {}
-  void write(const void* data, size_t bytes) override {
-    if (owner_.fails()) {
-      file_->write(data, bytes / 2);  // as a disk that fills up does
-      throw IoError(str(path_.string(), ": write failed: No space left on device"));
-    }
-    file_->write(data, bytes);
-  }
-  void sync() override {
-    owner_.step(path_, "sync");
-    file_->sync();
-  }
-  void close() override {
-    owner_.step(path_, "close");
-    file_->close();
-  }
-
- private:
-  FaultyFiles& owner_;
-  const std::filesystem::path path_;
-  std::unique_ptr<WritableFile> file_;
-};
 
 TensorSlice part(const std::string& name, std::vector<int64_t> shape, at::ScalarType dtype, ShardRange range,
                  int seed) {
@@ -84,41 +57,6 @@ bool has_seed(const StateTree& state, int rank, int size, int seed) {
   return std::equal(
       state.tensors.begin(), state.tensors.end(), expected.tensors.begin(), expected.tensors.end(),
       [](const TensorSlice& a, const TensorSlice& b) { return a.name == b.name && a.data.equal(b.data); });
-}
-
-bool FaultyFiles::fails() {
-  const int now = count_++;
-  if (now == action_at_) action_();
-  return fail_at_ >= 0 && (now == fail_at_ || (now > fail_at_ && then_ == Then::kDie));
-}
-
-void FaultyFiles::step(const Path& path, const char* operation) {
-  if (fails()) throw IoError(str(path.string(), ": ", operation, " failed: No space left on device"));
-}
-
-std::unique_ptr<WritableFile> FaultyFiles::create(const Path& path) {
-  step(path, "create");
-  return std::make_unique<FaultyFile>(*this, path);
-}
-
-void FaultyFiles::create_directories(const Path& path) {
-  step(path, "create directory");
-  posix_file_system().create_directories(path);
-}
-
-void FaultyFiles::sync_directory(const Path& directory) {
-  step(directory, "sync directory");
-  posix_file_system().sync_directory(directory);
-}
-
-void FaultyFiles::rename(const Path& from, const Path& to) {
-  step(from, "rename");
-  posix_file_system().rename(from, to);
-}
-
-void FaultyFiles::remove_all(const Path& path) {
-  step(path, "remove");
-  posix_file_system().remove_all(path);
 }
 
 namespace {

@@ -7,9 +7,9 @@
 #include <fstream>
 #include <map>
 #include <memory>
-#include <set>
 #include <sstream>
 
+#include "tests/base/faults.h"
 #include "tests/checkpoint/fixture.h"
 #include "tests/support/captured_log.h"
 #include "tests/support/processes.h"
@@ -23,93 +23,16 @@
 namespace trireme {
 namespace {
 
-using checkpoint_test::DisturbedFiles;
 using checkpoint_test::empty_state_of;
 using checkpoint_test::Folder;
 using checkpoint_test::has_seed;
 using checkpoint_test::state_of;
 using checkpoint_test::text_of;
 using checkpoint_test::write_text;
+using testing::KilledFiles;
 using testing::named_error_of;
 
 constexpr int kKillRanks = 2;
-
-/// The system's files in a process that is killed at operation `kill_at` (from 0). What was written and not synced is
-/// lost then, as when the power fails.
-class KilledFiles final : public DisturbedFiles {
- public:
-  KilledFiles(int kill_at, std::vector<pid_t> victims) : kill_at_(kill_at), victims_(std::move(victims)) {}
-  int operations() const { return count_; }
-
-  /// Called before each operation; `half` is done when it is the fatal one.
-  void step(const std::function<void()>& half = {}) {
-    if (count_++ != kill_at_) return;
-    if (half) half();
-    for (const auto& path : unsynced_)
-      ::truncate(path.c_str(), static_cast<off_t>(std::filesystem::file_size(path) / 2));
-    for (const pid_t pid : victims_) ::kill(pid, SIGKILL);
-  }
-  void written(const Path& path) { unsynced_.insert(path); }
-  void synced(const Path& path) { unsynced_.erase(path); }
-
-  std::unique_ptr<WritableFile> create(const Path& path) override;
-  void create_directories(const Path& path) override {
-    step();
-    posix_file_system().create_directories(path);
-  }
-  void sync_directory(const Path& directory) override {
-    step();
-    posix_file_system().sync_directory(directory);
-  }
-  void rename(const Path& from, const Path& to) override {
-    step();
-    posix_file_system().rename(from, to);
-  }
-  // As many system calls as there are files: a kill may come between any two.
-  void remove_all(const Path& path) override {
-    if (!std::filesystem::exists(path)) return;
-    if (std::filesystem::is_directory(path))
-      for (const auto& name : list(path)) remove_all(path / name);
-    step();
-    std::filesystem::remove(path);
-  }
-
- private:
-  const int kill_at_;
-  const std::vector<pid_t> victims_;
-  int count_ = 0;
-  std::set<Path> unsynced_;
-};
-
-class KilledFile final : public WritableFile {
- public:
-  KilledFile(KilledFiles& owner, const std::filesystem::path& path)
-      : owner_(owner), path_(path), file_(posix_file_system().create(path)) {}
-  void write(const void* data, size_t bytes) override {
-    owner_.step([&] { file_->write(data, bytes / 2); });
-    file_->write(data, bytes);
-    owner_.written(path_);
-  }
-  void sync() override {
-    owner_.step();
-    file_->sync();
-    owner_.synced(path_);
-  }
-  void close() override {
-    owner_.step();
-    file_->close();
-  }
-
- private:
-  KilledFiles& owner_;
-  const std::filesystem::path path_;
-  std::unique_ptr<WritableFile> file_;
-};
-
-std::unique_ptr<WritableFile> KilledFiles::create(const Path& path) {
-  step();
-  return std::make_unique<KilledFile>(*this, path);
-}
 
 struct Scenario {
   const char* name;
