@@ -233,6 +233,9 @@ ENGINE_GETTERS: tuple[tuple[str, bool, str], ...]
 CORE_GETTERS: tuple[str, ...]
 """The names of its other getters."""
 
+GROUP_HYPERPARAMETERS: dict[str, str]
+"""What a parameter group may have of its own, by name: "number", "numbers" (two) or "flag"."""
+
 class EngineBase:
     """What all engines have, whoever runs their steps. trireme.DeepSpeedEngine says what the methods do."""
 
@@ -295,7 +298,7 @@ class EngineBase:
     def get_lr(self, group: int = 0) -> float: ...
     def get_mom(self, group: int = 0) -> tuple[float, float]: ...
     def hyperparameters(self, group: int) -> dict[str, Any]:
-        """Those of lr, betas, eps, weight_decay, momentum and nesterov that the group's optimizer has."""
+        """Those of GROUP_HYPERPARAMETERS that the group's optimizer has."""
     def known_hyperparameters(self, group: int) -> dict[str, Any]:
         """The same without waiting for a device: those after an earlier step where it has not told how many were applied."""
     def set_hyperparameters(self, group: int, values: Mapping[str, Any]) -> None:

@@ -1,6 +1,9 @@
-#include "trireme/optim/optimizer.h"
+#include "trireme/optim/fields.h"
 
+#include <iterator>
 #include <limits>
+#include <string_view>
+#include <type_traits>
 
 #include "config/document/keys.h"
 #include "config/options.h"
@@ -126,49 +129,68 @@ void check_coefficients(Document& file, OptimizerOptions& options) {
                           ", or more"));
 }
 
-void check_momentum(Document& file, OptimizerOptions& options) {
-  if (options.momentum >= 1) file.fail("optimizer.params.momentum", "a number from 0 up to, but not including, 1");
-}
-
 void check_nesterov(Document& file, OptimizerOptions& options) {
   if (options.nesterov && options.momentum == 0) file.fail("optimizer.params.nesterov", "false, or a momentum above 0");
 }
 
+/// The row of a hyperparameter, but for betas, which are two in one list.
+template <class Member>
+OptimizerRow row_of_field(const Field& field, Member OptimizerOptions::*member) {
+  const std::string path = str("optimizer.params.", field.name);
+  const auto type = [&] {
+    if constexpr (std::is_same_v<Member, bool>)
+      return flag();
+    else if constexpr (std::is_same_v<Member, int64_t>)
+      return integer(field.least > 0 ? kPositive : kCount);
+    else
+      return number(field.least > 0 ? kEps : kNonNegative);
+  }();
+  OptimizerRow row = works<OptimizerOptions>(
+      path, type, [member](auto& options) -> auto& { return options.*member; }, field.doc);
+  if (field.most >= 1) return row;
+  return and_then(row, [path, member](Document& file, OptimizerOptions& options) {
+    if (options.*member >= 1) file.fail(path, "a number from 0 up to, but not including, 1");
+  });
+}
+
+/// None: all.
+Types types_of(const Field& field) {
+  Types types;
+  for (const OptimizerKind kind : kKinds)
+    if (field.is_of(kind) || (field.muons_adam && kind == OptimizerKind::kMuon))
+      types.emplace_back(optimizer_name(kind));
+  return types.size() == std::size(kKinds) ? Types{} : types;
+}
+
 std::vector<OptimizerRow> optimizer_rows() {
-  using Options = OptimizerOptions;
-  const Types adam = {"Adam", "AdamW"}, adagrad = {"Adagrad"}, lamb = {"Lamb"}, muon = {"Muon"}, sgd = {"SGD"};
+  const Types adam = {"Adam", "AdamW"}, muon = {"Muon"};
   std::vector<OptimizerRow> rows;
   const auto add = [&](const Types& types, OptimizerRow row) {
     row.types = types;
     rows.push_back(std::move(row));
   };
-  const auto add_works = [&](const Types& types, const char* key, auto type, auto member, const char* doc) {
-    add(types, works<Options>(str("optimizer.params.", key), type, member, doc));
-  };
   add({}, max_grad_norm());
-  add_works({}, "lr", number(kNonNegative), at<&Options::lr>, "learning rate; Adagrad's default is 0.01");
-  add(muon, adam_lr());
-  add(muon, muon_lr());
-  add({"Adam", "AdamW", "Lamb", "Lion", "Muon"}, betas());
-  add_works({"Adam", "AdamW", "Adagrad", "Lamb", "Muon"}, "eps", number(kEps), at<&Options::eps>,
-            "Adagrad's and Muon's default is 1e-10; of Muon's Adam");
-  add(adam, adam_w_mode());
-  add(adam, torch_adam());
-  add_works({}, "weight_decay", number(kNonNegative), at<&Options::weight_decay>, "see `torch_adam`");
-  add_works(sgd, "momentum", number(kNonNegative), at<&Options::momentum>, "");
-  add(sgd, and_then(works<Options>("optimizer.params.nesterov", flag(), at<&Options::nesterov>, "needs a momentum"),
-                    check_nesterov));
-  add_works(lamb, "min_coeff", number(kNonNegative), at<&Options::min_coeff>, "least trust ratio");
-  add(lamb, and_then(works<Options>("optimizer.params.max_coeff", number(kNonNegative), at<&Options::max_coeff>,
-                                    "largest trust ratio"),
-                     check_coefficients));
-  add_works(lamb, "bias_correction", flag(), at<&Options::bias_correction>, "");
-  add(muon, and_then(works<Options>("optimizer.params.momentum", number(kNonNegative), at<&Options::momentum>,
-                                    "below 1; 0.95 by default"),
-                     check_momentum));
-  add_works(muon, "ns_steps", integer(kPositive), at<&Options::ns_steps>, "ours: Newton-Schulz iterations");
+  fields([&](const Field& field, auto own, auto) {
+    const std::string_view name = field.name;
+    if (name != "betas")
+      add(types_of(field), row_of_field(field, own));
+    else if (field.place == 0)
+      add(types_of(field), betas());
+    // Keys beside the hyperparameters, whose defaults are those of the keys before them, or that decide those after
+    if (name == "lr") {
+      add(muon, adam_lr());
+      add(muon, muon_lr());
+    } else if (name == "eps") {
+      add(adam, adam_w_mode());
+      add(adam, torch_adam());
+    } else if (name == "nesterov") {
+      rows.back() = and_then(rows.back(), check_nesterov);
+    } else if (name == "max_coeff") {
+      rows.back() = and_then(rows.back(), check_coefficients);
+    }
+  });
   for (const KeyGroup& group : key_groups("optimizer"))
-    for (const auto& item : group.keys.items()) add(group.types, row_of<Options>(group, item.key()));
+    for (const auto& item : group.keys.items()) add(group.types, row_of<OptimizerOptions>(group, item.key()));
   return rows;
 }
 

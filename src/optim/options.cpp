@@ -5,6 +5,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/name_pattern.h"
+#include "trireme/optim/fields.h"
 
 namespace trireme {
 
@@ -63,32 +64,21 @@ void check_update_dtype(OptimizerKind kind, at::ScalarType update_dtype) {
 }
 
 void check_optimizer(const OptimizerOptions& options) {
-  const auto refuse = [](const char* name, double value, const char* fix) {
+  const auto refuse = [](const std::string& name, auto value, const char* fix) {
     throw ConfigError(str("optimizer.params.", name, "=", value, ": ", fix));
   };
-  if (!(options.lr >= 0)) refuse("lr", options.lr, "use 0 or more");
-  if (!(options.weight_decay >= 0)) refuse("weight_decay", options.weight_decay, "use 0 or more");
-  if (options.kind == OptimizerKind::kSgd) {
-    if (!(options.momentum >= 0)) refuse("momentum", options.momentum, "use 0 or more");
-    if (options.nesterov && options.momentum == 0) refuse("momentum", 0, "nesterov needs a momentum above 0");
-    return;
-  }
-  if (options.kind != OptimizerKind::kAdagrad) {
-    if (!(options.beta1 >= 0 && options.beta1 < 1)) refuse("betas[0]", options.beta1, "use 0 <= beta < 1");
-    if (!(options.beta2 >= 0 && options.beta2 < 1)) refuse("betas[1]", options.beta2, "use 0 <= beta < 1");
-  }
-  if (options.kind == OptimizerKind::kLamb) {
-    if (!(options.min_coeff >= 0)) refuse("min_coeff", options.min_coeff, "use 0 or more");
-    if (!(options.max_coeff >= options.min_coeff)) refuse("max_coeff", options.max_coeff, "use min_coeff or more");
-  }
-  if (options.kind == OptimizerKind::kMuon) {
-    if (!(options.momentum >= 0 && options.momentum < 1)) refuse("momentum", options.momentum, "use 0 <= momentum < 1");
-    if (options.ns_steps < 1) refuse("ns_steps", static_cast<double>(options.ns_steps), "use 1 or more; 5 suffice");
-    if (!(options.adam_lr.value_or(0) >= 0)) refuse("adam_lr", *options.adam_lr, "use 0 or more");
-  }
-  // An element whose gradient was always zero divides by eps alone.
-  if (options.kind != OptimizerKind::kLion && !(options.eps > 0))
-    refuse("eps", options.eps, "use a small number above 0, such as 1e-8");
+  fields([&](const Field& field, auto own, auto) {
+    const auto value = static_cast<double>(options.*own);
+    const bool has_it = field.is_of(options.kind) || (field.muons_adam && options.kind == OptimizerKind::kMuon);
+    if (!has_it || (value >= field.least && value <= field.most)) return;
+    refuse(field.place < 0 ? field.name : str(field.name, "[", field.place, "]"), options.*own, field.fix);
+  });
+  if (options.kind == OptimizerKind::kSgd && options.nesterov && options.momentum == 0)
+    refuse("momentum", 0, "nesterov needs a momentum above 0");
+  if (options.kind == OptimizerKind::kLamb && !(options.max_coeff >= options.min_coeff))
+    refuse("max_coeff", options.max_coeff, "use min_coeff or more");
+  if (options.kind == OptimizerKind::kMuon && !(options.adam_lr.value_or(0) >= 0))
+    refuse("adam_lr", *options.adam_lr, "use 0 or more");
 }
 
 Momentum momentum_of(const OptimizerOptions& options) {
@@ -106,16 +96,8 @@ void set_momentum(OptimizerOptions& options, const Momentum& momentum) {
 namespace {
 
 OptimizerOptions with_overrides(OptimizerOptions options, const ParameterGroup& group) {
-  if (group.lr) {
-    options.lr = *group.lr;
-    options.adam_lr.reset();
-  }
-  options.beta1 = group.beta1.value_or(options.beta1);
-  options.beta2 = group.beta2.value_or(options.beta2);
-  options.eps = group.eps.value_or(options.eps);
-  options.weight_decay = group.weight_decay.value_or(options.weight_decay);
-  options.momentum = group.momentum.value_or(options.momentum);
-  options.nesterov = group.nesterov.value_or(options.nesterov);
+  if (group.lr) options.adam_lr.reset();
+  group_fields([&](const Field&, auto own, auto of_group) { options.*own = (group.*of_group).value_or(options.*own); });
   return options;
 }
 

@@ -2,38 +2,38 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <array>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "python/client_optimizer.h"
 #include "python/engine_getters.h"
 #include "python/hyperparameters.h"
 #include "python/module_mirror.h"
 #include "python/tensor.h"
+#include "trireme/optim/fields.h"
 #include "trireme/training/model_agreement.h"
 
 namespace trireme::python {
 namespace {
 
-std::optional<double> number(const py::dict& group, const char* key) {
-  if (!group.contains(key) || group[key].is_none()) return std::nullopt;
-  return group[key].cast<double>();
+/// The value of a hyperparameter in a dict as {"lr": ..., "betas": (...), ...}; nothing: it is not there, or None.
+template <class T>
+std::optional<T> value_of(const py::dict& values, const Field& field) {
+  if (!values.contains(field.name) || values[field.name].is_none()) return std::nullopt;
+  if constexpr (std::is_same_v<T, double>)
+    if (field.place >= 0) return values[field.name].cast<std::array<double, 2>>()[static_cast<size_t>(field.place)];
+  return values[field.name].cast<T>();
 }
 
 /// {"names": [...], "lr": ..., "betas": (...), ...} as the parameters' part of a Python optimizer's group.
 ParameterGroup parameter_group(const py::dict& group) {
   ParameterGroup result;
   result.names = group["names"].cast<std::vector<std::string>>();
-  result.lr = number(group, "lr");
-  result.eps = number(group, "eps");
-  result.weight_decay = number(group, "weight_decay");
-  result.momentum = number(group, "momentum");
-  if (group.contains("nesterov")) result.nesterov = group["nesterov"].cast<bool>();
-  if (group.contains("betas")) {
-    const auto betas = group["betas"].cast<std::pair<double, double>>();
-    result.beta1 = betas.first;
-    result.beta2 = betas.second;
-  }
+  group_fields([&](const Field& field, auto, auto own) {
+    result.*own = value_of<typename std::decay_t<decltype(result.*own)>::value_type>(group, field);
+  });
   return result;
 }
 
@@ -49,15 +49,26 @@ std::shared_ptr<ModuleEngine> make_engine(const std::shared_ptr<WorldHandle>& wo
 
 py::dict as_dict(const OptimizerOptions& options) {
   py::dict result;
-  result["lr"] = options.lr;
-  if (options.kind == OptimizerKind::kClient) return result;  // the rest is its own
-  const bool has_momentum = options.kind == OptimizerKind::kSgd || options.kind == OptimizerKind::kMuon;
-  const bool has_betas = !has_momentum && options.kind != OptimizerKind::kAdagrad;
-  result["weight_decay"] = options.weight_decay;
-  if (has_betas) result["betas"] = py::make_tuple(options.beta1, options.beta2);
-  if (has_momentum) result["momentum"] = options.momentum;
-  if (has_betas || options.kind == OptimizerKind::kAdagrad) result["eps"] = options.eps;
-  if (options.kind == OptimizerKind::kSgd) result["nesterov"] = options.nesterov;
+  group_fields([&](const Field& field, auto own, auto) {
+    const bool has_it = field.is_of(options.kind);
+    if (!has_it || (options.kind == OptimizerKind::kClient && field.name != std::string_view("lr"))) return;
+    if (field.place < 0)
+      result[field.name] = options.*own;
+    else if (field.place == 0)
+      result[field.name] = py::make_tuple(options.*own);
+    else
+      result[field.name] = py::object(result[field.name]) + py::make_tuple(options.*own);
+  });
+  return result;
+}
+
+/// The hyperparameters that a parameter group may have, and how each is held.
+py::dict group_hyperparameters() {
+  py::dict result;
+  group_fields([&](const Field& field, auto own, auto) {
+    const bool is_flag = std::is_same_v<std::decay_t<decltype(OptimizerOptions{}.*own)>, bool>;
+    result[field.name] = is_flag ? "flag" : field.place < 0 ? "number" : "numbers";
+  });
   return result;
 }
 
@@ -258,13 +269,10 @@ void check_models(const WorldHandle& world, const py::object& module, const Conf
 
 void set_hyperparameters(EngineBase& engine, size_t group, const py::dict& values) {
   OptimizerOptions options = engine.known_hyperparameters(group);
-  options.lr = number(values, "lr").value_or(options.lr);
-  options.eps = number(values, "eps").value_or(options.eps);
-  options.weight_decay = number(values, "weight_decay").value_or(options.weight_decay);
-  options.momentum = number(values, "momentum").value_or(options.momentum);
-  if (values.contains("nesterov")) options.nesterov = values["nesterov"].cast<bool>();
-  if (values.contains("betas"))
-    std::tie(options.beta1, options.beta2) = values["betas"].cast<std::pair<double, double>>();
+  group_fields([&](const Field& field, auto own, auto) {
+    using Value = std::decay_t<decltype(options.*own)>;
+    options.*own = value_of<Value>(values, field).value_or(options.*own);
+  });
   engine.set_hyperparameters(options, group);
 }
 
@@ -291,7 +299,9 @@ void bind_engine(py::module_& module) {
   bind_scopes(module);
   module.def("check_models", &check_models, py::arg("world"), py::arg("module"), py::arg("config"),
              py::arg("unmanaged") = std::set<std::string>());
+  module.attr("GROUP_HYPERPARAMETERS") = group_hyperparameters();
   EngineBaseClass base(module, "EngineBase", "What all engines have, whoever runs their steps.");
+  bind_getters(module, base);
   bind_states(base);
   bind_sequences(base);
   bind_numbers(base);
@@ -301,7 +311,6 @@ void bind_engine(py::module_& module) {
   engine.def(py::init(&make_engine), py::arg("world"), py::arg("module"), py::arg("config"), py::arg("groups"),
              py::arg("make_client"), py::arg("output"), py::arg("facts") = py::none(),
              py::arg("unmanaged") = std::set<std::string>());
-  bind_getters(module, base);
   bind_passes(engine);
 }
 

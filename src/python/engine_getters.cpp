@@ -5,7 +5,7 @@
 namespace trireme::python {
 namespace {
 
-/// Who has a getter beside the core, and in which form: DeepSpeed's.
+/// The form in which façades have a getter: DeepSpeed's.
 enum class Facade { kProperty, kMethod, kNone };
 
 /// A value that every engine tells without arguments.

@@ -1,5 +1,5 @@
-// What every engine tells without arguments: one table, from which the core and the façades of Python have their
-// properties and methods.
+// The values that every engine tells without arguments: one table, from which the core and the façades of Python have
+// their properties and methods.
 #pragma once
 
 #include "python/engine.h"

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/optim/fields.h"
 
 namespace trireme {
 
@@ -49,15 +50,15 @@ void Hyperparameters::lead_adam(size_t group, const OptimizerOptions& before) {
   const size_t of_adam = groups_.size() / 2 + group;
   const OptimizerOptions& now = groups_[group];
   OptimizerOptions& adam = groups_[of_adam];
-  const auto follow = [&](double OptimizerOptions::*value, double ratio) {
+  const auto follow = [&](auto value, auto changed) {
     if (now.*value == before.*value) return;
-    adam.*value = now.*value * ratio;
+    adam.*value = changed;
     given_[of_adam] = true;
   };
-  follow(&OptimizerOptions::lr, adam_ratios_[group]);
-  for (const auto value :
-       {&OptimizerOptions::beta1, &OptimizerOptions::beta2, &OptimizerOptions::eps, &OptimizerOptions::weight_decay})
-    follow(value, 1);
+  follow(&OptimizerOptions::lr, now.lr * adam_ratios_[group]);
+  fields([&](const Field& field, auto value, auto) {
+    if (field.muons_adam) follow(value, now.*value);
+  });
 }
 
 void Hyperparameters::apply_schedule(size_t group) {

@@ -21,6 +21,7 @@
 #include "trireme/device/stream.h"
 #include "trireme/intercept.h"
 #include "trireme/intercept/random_streams.h"
+#include "trireme/optim/fields.h"
 #include "trireme/training/training.h"
 
 namespace trireme {
@@ -193,33 +194,28 @@ std::vector<int64_t> step_counts_of(const LoadedCheckpoint& loaded, const Traini
 }
 
 Json to_json(const OptimizerOptions& group) {
-  return {{"lr", group.lr},
-          {"betas", {group.beta1, group.beta2}},
-          {"eps", group.eps},
-          {"weight_decay", group.weight_decay},
-          {"momentum", group.momentum},
-          {"nesterov", group.nesterov},
-          {"min_coeff", group.min_coeff},
-          {"max_coeff", group.max_coeff},
-          {"bias_correction", group.bias_correction},
-          {"ns_steps", group.ns_steps}};
+  Json json = Json::object();
+  fields([&](const Field& field, auto own, auto) {
+    if (field.place < 0)
+      json[field.name] = group.*own;
+    else
+      json[field.name][field.place] = group.*own;
+  });
+  return json;
 }
 
 /// Takes over what `saved` has of a group's hyperparameters, but for the learning rate.
 void take(OptimizerOptions& group, const Json& saved) {
-  const auto betas = saved.value("betas", std::vector<double>{});
-  if (betas.size() == 2) {
-    group.beta1 = betas[0];
-    group.beta2 = betas[1];
-  }
-  group.eps = saved.value("eps", group.eps);
-  group.weight_decay = saved.value("weight_decay", group.weight_decay);
-  group.momentum = saved.value("momentum", group.momentum);
-  group.nesterov = saved.value("nesterov", group.nesterov);
-  group.min_coeff = saved.value("min_coeff", group.min_coeff);
-  group.max_coeff = saved.value("max_coeff", group.max_coeff);
-  group.bias_correction = saved.value("bias_correction", group.bias_correction);
-  group.ns_steps = saved.value("ns_steps", group.ns_steps);
+  const double lr = group.lr;
+  fields([&](const Field& field, auto own, auto) {
+    const auto value = saved.find(field.name);
+    if (value == saved.end()) return;
+    if (field.place < 0)
+      value->get_to(group.*own);
+    else if (value->size() == 2)
+      value->at(field.place).get_to(group.*own);
+  });
+  group.lr = lr;
 }
 
 /// Checkpoints are of host memory: what is on a device goes through a copy there.

@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <set>
 #include <string>
 
 #include "trireme/base/error.h"
+#include "trireme/optim/fields.h"
 
 namespace trireme {
 namespace {
@@ -86,6 +89,44 @@ TEST(ParameterGroups, RefuseByNameWhatCannotBeMeant) {
   EXPECT_EQ(refusal_of({.patterns = {"("}}).rfind("parameter_groups[1].patterns: '(' is no regular expression", 0), 0);
   EXPECT_EQ(refusal_of({.patterns = {"bias"}, .lr = -1.0}),
             "parameter_groups[1]: optimizer.params.lr=-1: use 0 or more");
+}
+
+TEST(Fields, AreAllMembersButTheKindAndTheLearningRateOfMuonsAdam) {
+  OptimizerOptions options;
+  // A member more does not compile here: give it a row in fields(), and a name in this list.
+  const auto& [kind, lr, beta1, beta2, eps, weight_decay, momentum, nesterov, min_coeff, max_coeff, bias_correction,
+               ns_steps, adam_lr] = options;
+  const std::set<const void*> members = {&lr,           &beta1,           &beta2,    &eps,
+                                         &weight_decay, &momentum,        &nesterov, &min_coeff,
+                                         &max_coeff,    &bias_correction, &ns_steps};
+  std::set<const void*> visited;
+  fields([&](const Field&, auto own, auto) { visited.insert(&(options.*own)); });
+  EXPECT_EQ(visited, members);
+  EXPECT_EQ(kind, OptimizerKind::kAdamW);
+  EXPECT_EQ(adam_lr, std::nullopt);
+}
+
+TEST(Fields, OfGroupsAreAllMembersOfAGroup) {
+  ParameterGroup group;
+  const auto& [patterns, names, lr, beta1, beta2, eps, weight_decay, momentum, nesterov] = group;
+  const std::set<const void*> members = {&lr, &beta1, &beta2, &eps, &weight_decay, &momentum, &nesterov};
+  std::set<const void*> visited;
+  group_fields([&](const Field&, auto, auto of_group) { visited.insert(&(group.*of_group)); });
+  EXPECT_EQ(visited, members);
+  EXPECT_TRUE(patterns.empty() && names.empty());
+}
+
+TEST(Fields, AreWhatEachOptimizerHas) {
+  std::map<std::string, std::set<OptimizerKind>> has;
+  fields([&](const Field& field, auto, auto) {
+    for (const OptimizerKind kind :
+         {OptimizerKind::kAdamW, OptimizerKind::kLion, OptimizerKind::kMuon, OptimizerKind::kSgd})
+      if (field.is_of(kind)) has[field.name].insert(kind);
+  });
+  EXPECT_EQ(has["betas"], (std::set{OptimizerKind::kAdamW, OptimizerKind::kLion}));
+  EXPECT_EQ(has["eps"], (std::set{OptimizerKind::kAdamW}));
+  EXPECT_EQ(has["momentum"], (std::set{OptimizerKind::kMuon, OptimizerKind::kSgd}));
+  EXPECT_EQ(has["nesterov"], (std::set{OptimizerKind::kSgd}));
 }
 
 TEST(Momentum, OfAScheduleReachesOnlyOptimizersThatHaveOne) {

@@ -1,5 +1,5 @@
-"""What an engine tells without arguments is a row of src/python/engine_getters.cpp: neither the binding nor a façade
-has such a member beside it."""
+"""A value that an engine tells without arguments is a row of src/python/engine_getters.cpp: neither the binding nor a
+façade has such a member beside it."""
 import ast
 import pathlib
 import re

@@ -6,6 +6,7 @@ import itertools
 
 import torch
 
+from .._native import core
 from ..errors import ConfigError, StateError, UnsupportedError
 from ..log import logger
 from . import client_state
@@ -19,7 +20,7 @@ _OFF = {"amsgrad": False, "maximize": False, "differentiable": False, "dampening
 # Keys of a parameter group that no checkpoint's client state holds: tensors, names, and values that the library saves
 # itself.
 _NOT_SAVED = {"params", "param_names", "lr"}
-_SHARED = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov")
+_SHARED = core.GROUP_HYPERPARAMETERS
 _DECOUPLED = "decoupled_weight_decay"  # of torch's Adam: by group there, one for all in the library
 
 
@@ -155,14 +156,14 @@ def native_groups(model, groups, section, over_stages):
 def _checked(where, key, value):
     """A hyperparameter that a program wrote, as numbers. Raises ConfigError."""
     try:
-        if key == "nesterov":
+        if _SHARED[key] == "flag":
             return bool(value)
-        if key != "betas":
+        if _SHARED[key] == "number":
             return float(value)
         first, second = value
         return float(first), float(second)
     except (TypeError, ValueError):
-        expected = "two numbers" if key == "betas" else "a number"
+        expected = "two numbers" if _SHARED[key] == "numbers" else "a number"
         raise ConfigError(f"{where}['{key}'] is {value!r}; expected {expected}") from None
 
 
