@@ -88,24 +88,27 @@ def join(store: torch.distributed.Store | None, process_group: torch.distributed
 def read_config_text(path: str) -> bytes:
     """The bytes of a file of people's, such as a configuration. Raises IoError, which names the file: not there, no regular file, too large."""
 
-def plain_json(text: str, origin: str, has_lines: bool = True) -> str:
-    """JSON text of a configuration in any dialect; YAML where `origin` is the path of such a file. Raises ConfigError, which opens with `origin`."""
+def options_of_text(text: str, origin: str) -> Any:
+    """The options of a configuration's text in any dialect; YAML where `origin` is the path of such a file. Raises ConfigError, which opens with `origin`."""
 
-def is_accelerates(text: str) -> bool:
-    """Whether JSON text has the keys of Accelerate, of its files or of its FullyShardedDataParallelPlugin."""
+def options_of(options: Any) -> Any:
+    """The same of a dict in any dialect."""
+
+def is_accelerates(options: Any) -> bool:
+    """Whether a dict has the keys of Accelerate, of its files or of its FullyShardedDataParallelPlugin."""
 
 class Config:
-    """A configuration (JSON text), read and checked for a number of ranks."""
+    """A configuration, a dict, read and checked for a number of ranks."""
 
-    def __init__(self, text: str, world_size: int, origin: str, pipe: int = 1, is_file: bool = False) -> None: ...
+    def __init__(self, options: Any, world_size: int, origin: str, pipe: int = 1, is_file: bool = False) -> None: ...
     @property
-    def text(self) -> str:
-        """Every option, spelled out, as JSON text."""
+    def options(self) -> dict[str, Any]:
+        """Every option, spelled out."""
 
 class Schedule:
-    """A configuration's `scheduler` section (JSON text) as a function of the steps applied so far."""
+    """A configuration's `scheduler` section as a function of the steps applied so far."""
 
-    def __init__(self, section: str, group_lrs: Sequence[float]) -> None: ...
+    def __init__(self, section: Any, group_lrs: Sequence[float]) -> None: ...
     cycle_beta2: float
     def lr(self, applied_steps: int, group: int = 0) -> float: ...
     def momentum(self, applied_steps: int, group: int = 0) -> float | None: ...
@@ -314,8 +317,8 @@ class EngineBase:
 # --- layers that ranks share -------------------------------------------------------------------------------------------
 
 def partition_text(facts: ModelFacts, parameters: Sequence[tuple[str, Sequence[int], Sequence[str]]], ranks: int, preset_model: str,
-                   partition_config: str) -> str:
-    """How rules cut each of `parameters` (name, sizes, other names). `partition_config`: JSON text, or "". Raises ConfigError."""
+                   partition_config: Any) -> str:
+    """How rules cut each of `parameters` (name, sizes, other names). `partition_config`: None: there is none. Raises ConfigError."""
 
 class PartitionCall:
     """A call of an operator, of which some tensor argument is cut. While the rule runs."""
@@ -378,9 +381,9 @@ class StageEngine(EngineBase):
 def is_init_open() -> bool: ...
 
 class InitContext:
-    """Shards the parameters of modules made inside. `config` is JSON text, or empty."""
+    """Shards the parameters of modules made inside. `config`: None: there is none."""
 
-    def __init__(self, world: World, config: str, dtype: torch.dtype | None, remote_device: str, enabled: bool) -> None: ...
+    def __init__(self, world: World, config: Any, dtype: torch.dtype | None, remote_device: str, enabled: bool) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *exception: Any) -> None: ...
     @property

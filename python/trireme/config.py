@@ -13,7 +13,7 @@ from .errors import ConfigError, IoError
 
 
 def _from_text(text, origin):
-    config = json.loads(core.plain_json(text, origin))
+    config = core.options_of_text(text, origin)
     if not isinstance(config, dict):
         raise ConfigError(f"{origin}: expected an object, {{…}}, found {json.dumps(config)[:40]}")
     return config
@@ -89,10 +89,10 @@ def read(config):
         if where := _nan_in(config, "config"):
             raise ConfigError(f"{where} is NaN; give it a number")
         try:
-            text = json.dumps(config, default=_as_given)
-            return json.loads(core.plain_json(text, "config", has_lines=False) if core.is_accelerates(text) else text)
+            options = json.loads(json.dumps(config, default=_as_given))
         except TypeError:
             raise ConfigError(f"{unwritable(config, 'config')}; use what JSON has: dicts, lists, strings, numbers, booleans and None") from None
+        return core.options_of(options) if core.is_accelerates(options) else options
     if isinstance(config, (str, os.PathLike)):
         path = pathlib.Path(config)
         try:
@@ -161,5 +161,5 @@ def resolve(config, world_size, origin, stages=1):
     Raises  ConfigError and its subclasses, which open with `origin`.
     """
     is_file = bool(pathlib.Path(origin).suffix) and os.path.isfile(origin)
-    read = core.Config(json.dumps(config), world_size, origin, stages, is_file)
-    return Resolved(read, json.loads(read.text))
+    read = core.Config(config, world_size, origin, stages, is_file)
+    return Resolved(read, read.options)

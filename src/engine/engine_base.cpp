@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <variant>
 
@@ -22,7 +23,7 @@ Config resolved_config(const InitializeOptions& options, int world_size) {
     return read_config(*path, world_size, options.degrees);
   // A Config is refused for the same reasons as a file.
   Config config = std::get<Config>(options.config);
-  const Config resolved = parse_config(to_text(config), world_size, config.degrees);
+  const Config resolved = config_from_json(to_json(config), world_size, config.degrees, "<string>");
   config.degrees = resolved.degrees;
   config.tensor.autotp_size = resolved.tensor.autotp_size;
   return config;

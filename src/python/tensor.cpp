@@ -2,11 +2,10 @@
 #include "python/tensor.h"
 
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "python/json.h"
 #include "trireme/base/error.h"
-#include "trireme/base/json.h"
 #include "trireme/tensor/partition_rule.h"
 
 namespace trireme::python {
@@ -16,13 +15,12 @@ namespace {
 using Parameter = std::tuple<std::string, std::vector<int64_t>, std::vector<std::string>>;
 
 std::string text_of_partition(const py::object& facts, const std::vector<Parameter>& parameters, int ranks,
-                              const std::string& preset_model, const std::string& partition_config) {
+                              const std::string& preset_model, const std::optional<Json>& partition_config) {
   PartitionModel model = partition_model_of(facts).value_or(PartitionModel());
   for (const auto& [name, shape, tied] : parameters)
     model.parameters.push_back({.name = name, .shape = shape, .tied = tied});
   TensorParallelOptions options{.autotp_size = ranks, .preset_model = preset_model, .tp_plan = tp_plan_of(facts)};
-  if (!partition_config.empty())
-    options.partition_config = partition_config_from(parse_json(partition_config, "partition_config"));
+  if (partition_config) options.partition_config = partition_config_from(*partition_config);
   return partition_text(make_partition_plan(model, options));
 }
 

@@ -1,6 +1,7 @@
 // trireme::zero and the functions on single parameters.
 #include "trireme/zero.h"
 
+#include "python/json.h"
 #include "python/module_mirror.h"
 #include "python/world.h"
 #include "trireme/config/config.h"
@@ -39,10 +40,10 @@ class GatheredContext {
   std::unique_ptr<zero::GatheredParameters> scope_;
 };
 
-zero::InitPolicy make_policy(const std::string& config, int world_size, std::optional<at::ScalarType> dtype,
+zero::InitPolicy make_policy(const std::optional<Json>& config, int world_size, std::optional<at::ScalarType> dtype,
                              const std::string& remote_device, bool enabled) {
   zero::InitPolicy policy;
-  if (!config.empty()) policy = init_policy(parse_config(config, world_size, {}, "zero.Init"));
+  if (config) policy = init_policy(config_from_json(*config, world_size, {}, "zero.Init"));
   if (dtype) policy.dtype = dtype;
   if (!remote_device.empty()) policy.remote_device = remote_device;
   policy.enabled = policy.enabled && enabled;
@@ -52,7 +53,7 @@ zero::InitPolicy make_policy(const std::string& config, int world_size, std::opt
 void bind_scopes(py::module_& module) {
   module.def("is_init_open", &zero::Init::is_open, "Whether a zero::Init scope is open in this thread.");
   py::class_<InitContext>(module, "InitContext")
-      .def(py::init([](std::shared_ptr<WorldHandle> world, const std::string& config,
+      .def(py::init([](std::shared_ptr<WorldHandle> world, const std::optional<Json>& config,
                        std::optional<at::ScalarType> dtype, const std::string& remote_device, bool enabled) {
              const int size = group_of(*world).size();
              return std::make_unique<InitContext>(std::move(world),

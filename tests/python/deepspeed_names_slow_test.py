@@ -115,7 +115,7 @@ class Names(Case):
         for seed, value in enumerate(expected):
             text = made["text_of"](seed)
             try:
-                found = json.loads(core.plain_json(text, "text"))
+                found = core.options_of_text(text, "text")
             except ConfigError:
                 found = "refused"
             if isinstance(value, dict) or found != "refused":  # hjson reads "word", too, which is no configuration

@@ -1,12 +1,15 @@
 """The engine that façades stand on: it trains under its own name, and a step of it, or of a pipeline, is one call that
 waits for nothing."""
+import ast
 import json
+import pathlib
 import unittest.mock
 
 import torch
 import trireme
 from harness import Case, main
 from trireme import config as configs
+from trireme._native import core
 from trireme.engine import Engine
 from trireme.pipe import PipelineModule
 from trireme.training.optimizers import EngineOptimizer
@@ -63,7 +66,30 @@ class Neutral(Case):
             engine, *_ = trireme.initialize(model=model(), config=CONFIG)
         self.addCleanup(engine.destroy)
         self.assertEqual(reads.call_count, 1)
-        self.assertEqual(loads.call_count, 2)  # what the program gave, and what it resolves to
+        self.assertEqual(loads.call_count, 1)  # what the program gave
+
+
+class Crossing(Case):
+    """A configuration crosses into the library, and back, as an object."""
+
+    def test_values_come_back_as_they_went(self):
+        options = {"a": [1, -2, 2.5, True, None, "ü", {"b": [], "c": {}}], "most": 2**64 - 1, "least": -2**63, "e": 1e300}
+        found = core.options_of(options)
+        self.assertEqual((found, list(map(type, found["a"]))), (options, list(map(type, options["a"]))))
+        # as in a text
+        self.assertEqual(core.options_of({"a": (2**64, 10**400, -10**400, float("inf"))}), {"a": [2.0**64, None, None, None]})
+
+    def test_what_json_has_not_is_refused(self):
+        for value, error, words in ((torch.ones(1), TypeError, "Object of type Tensor is not JSON serializable"), ({1: 2}, TypeError, "keys must be str"),
+                                    ("\ud800", trireme.errors.ConfigError, "has half of a character; correct it")):
+            with self.subTest(value=value), self.assertRaisesRegex(error, words):
+                core.options_of({"a": value})
+
+    def test_none_crosses_as_text(self):
+        stub = ast.parse((pathlib.Path(trireme.__file__).parent / "_core.pyi").read_text())
+        texts = {f"{node.name}({argument.arg})" for node in ast.walk(stub) if isinstance(node, ast.FunctionDef) for argument in node.args.args
+                 if argument.arg in ("config", "options", "section", "partition_config") and ast.unparse(argument.annotation) == "str"}
+        self.assertEqual(texts, set())
 
 
 class Calls:

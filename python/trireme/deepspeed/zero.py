@@ -1,6 +1,5 @@
 """ZeRO-3's scopes: models that are made in shards, and whole parameters for the length of a scope."""
 import enum
-import json
 import sys
 
 import torch
@@ -47,7 +46,7 @@ class ZeroParamStatus(enum.Enum):
     INFLIGHT = 3
 
 
-def _text_of(config):
+def _options_of(config):
     """A configuration as far as Init reads it: neither optimizer nor schedule, whose "auto" values a program fills
     later."""
     given = configs.without_auto(configs.read(config))
@@ -55,7 +54,7 @@ def _text_of(config):
     given.setdefault("train_micro_batch_size_per_gpu", 1)
     for key in ("train_batch_size", "gradient_accumulation_steps"):
         given.pop(key, None)
-    return json.dumps(given)
+    return given
 
 
 class Init:
@@ -87,7 +86,7 @@ class Init:
             if value:
                 raise UnsupportedError(f"zero.Init({name}=…) is not there yet; leave it out")
         given = config_dict_or_path if config_dict_or_path is not None else config
-        self._arguments = ("" if given is None else _text_of(given), dtype, remote_device or "", bool(enabled))
+        self._arguments = (None if given is None else _options_of(given), dtype, remote_device or "", bool(enabled))
         self._scope = self._hook = None
 
     def __enter__(self):

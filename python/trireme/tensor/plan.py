@@ -1,6 +1,4 @@
 """How a model would be cut over ranks that share its layers, to read before it is trained."""
-import json
-
 from .._native import core
 from . import model_facts
 
@@ -14,4 +12,4 @@ def partition_text(model, ranks, *, preset_model="", partition_config=None):
     Raises  ConfigError: what initialize() would refuse.
     """
     return core.partition_text(model_facts.facts_of(model), model_facts.parameters_of(model), ranks, preset_model,
-                               "" if partition_config is None else json.dumps(partition_config))
+                               partition_config)

@@ -1,6 +1,5 @@
 """The learning rate's advance: by the engine's own schedule, or by a scheduler of the program's."""
 import inspect
-import json
 
 import torch
 
@@ -16,7 +15,7 @@ class EngineSchedule:
 
     def __init__(self, engine):  # pylint: disable=super-init-not-called
         self._engine = engine
-        self._momentum = core.Schedule(json.dumps(engine.resolved_config["scheduler"]), [0.0] * max(engine.core.group_count, 1))
+        self._momentum = core.Schedule(engine.resolved_config["scheduler"], [0.0] * max(engine.core.group_count, 1))
 
     optimizer = property(lambda self: self._engine.optimizer)
 

@@ -2,7 +2,6 @@
 
 One that stands in a configuration's `scheduler` section is the engine's own and needs none of these objects.
 """
-import json
 
 import torch
 
@@ -42,7 +41,7 @@ class _Schedule:
         self.optimizer = optimizer
         self.last_batch_iteration = last_batch_iteration
         section = {"type": type(self).__name__, "params": params}
-        self._schedule = core.Schedule(json.dumps(section), [float(group["lr"]) for group in optimizer.param_groups])
+        self._schedule = core.Schedule(section, [float(group["lr"]) for group in optimizer.param_groups])
         self._last_lr = [group["lr"] for group in optimizer.param_groups]
         if last_batch_iteration == -1:
             self._write()  # so that the optimizer's first step has the schedule's first learning rate
