@@ -33,12 +33,6 @@ struct Mapping {
   std::string here = {};  ///< the keys here, as the table shows them
 };
 
-/// A value of a file of Accelerate, and the one here.
-struct ValuePair {
-  Json theirs;
-  Json here;
-};
-
 /// Beside a DeepSpeed file Accelerate fills in what that leaves open; two values for one key are a mistake.
 void set(Document& file, Draft& draft, const std::string& key, const std::string& path, const Json& value) {
   const Json* there = value_at(draft.options, path);
@@ -59,34 +53,32 @@ bool is_same(const Json& one, const Json& other) {
 }
 
 /// `key` stands for the key `path` here. With `pairs` by its values; without, they are the same.
-Mapping maps(const char* topic, const std::string& key, const std::string& path, std::vector<ValuePair> pairs,
-             const char* doc) {
+Mapping maps(const std::string& key, const std::string& path, const std::vector<ValuePair>& pairs) {
   std::string words;
-  for (const ValuePair& pair : pairs) words += (words.empty() ? "" : ", ") + pair.theirs.dump();
-  DraftRow row{
-      .path = key, .type = words.empty() ? "as in Accelerate" : "one of " + words, .standard = "–", .doc = doc};
+  for (const auto& [theirs, here] : pairs) words += (words.empty() ? "" : ", ") + theirs.dump();
+  DraftRow row{.path = key, .type = words.empty() ? "as in Accelerate" : "one of " + words, .standard = "–"};
   row.read = [=](Document& file, Draft& draft) {
     const Json* value = file.find(key);
     if (!value) return;
     if (pairs.empty()) return set(file, draft, key, path, *value);
     const auto pair =
-        std::find_if(pairs.begin(), pairs.end(), [&](const auto& one) { return is_same(one.theirs, *value); });
+        std::find_if(pairs.begin(), pairs.end(), [&](const auto& one) { return is_same(one.first, *value); });
     if (pair == pairs.end()) {
       std::vector<std::string> choices;
-      for (const ValuePair& one : pairs)
-        choices.push_back(one.theirs.is_string() ? one.theirs.get<std::string>() : one.theirs.dump());
+      for (const auto& [theirs, here] : pairs)
+        choices.push_back(theirs.is_string() ? theirs.get<std::string>() : theirs.dump());
       const std::string hint = value->is_string() ? did_you_mean(value->get<std::string>(), choices) : "";
       file.fail(key, str("one of ", words, hint.empty() ? "" : "." + hint));
     }
-    if (!pair->here.is_null()) set(file, draft, key, path, pair->here);
+    if (!pair->second.is_null()) set(file, draft, key, path, pair->second);
   };
   row.write = [=](const Draft& draft) -> std::optional<Json> {
     const Json* value = value_at(draft.options, path);
     if (!value || pairs.empty()) return value ? std::optional(*value) : std::nullopt;
-    const auto pair = std::find_if(pairs.begin(), pairs.end(), [&](const auto& one) { return one.here == *value; });
-    return pair == pairs.end() ? std::nullopt : std::optional(pair->theirs);
+    const auto pair = std::find_if(pairs.begin(), pairs.end(), [&](const auto& one) { return one.second == *value; });
+    return pair == pairs.end() ? std::nullopt : std::optional(pair->first);
   };
-  return {.row = std::move(row), .topic = topic, .here = path.empty() ? "" : str("`", path, "`")};
+  return {.row = std::move(row), .here = path.empty() ? "" : str("`", path, "`")};
 }
 
 /// Its values are checked as those of `type`, though they change nothing.
@@ -139,6 +131,12 @@ ValueType<std::string> name_among(const std::vector<std::string>& names) {
   return choice<std::string>(pairs);
 }
 
+Names names_of_dtypes() {
+  Names names;
+  for (const auto& [theirs, here] : value_pairs(Json::array({"dtypes"}))) names.push_back(theirs);
+  return names;
+}
+
 /// `values` of a group in keys.json: names, or what kind of value.
 Mapping checked_by(Mapping mapping, const Json& values) {
   if (values.is_array()) return checked_by(std::move(mapping), name_among(values));
@@ -148,18 +146,13 @@ Mapping checked_by(Mapping mapping, const Json& values) {
   if (values == "texts") return checked_by(std::move(mapping), text_or_texts());
   if (values == "number or text") return checked_by(std::move(mapping), number_or_text());
   if (values == "attention") return checked_by(std::move(mapping), attention());
+  if (values == "flag or word") return checked_by(std::move(mapping), flag_or_word());
+  if (values == "dtypes") return checked_by(std::move(mapping), name_among(names_of_dtypes()));
   return mapping;
 }
 
-/// The keys under `place` in keys.json.
-void add_plain(std::vector<Mapping>& rows, const std::string& place) {
-  for (const KeyGroup& group : key_groups(place))
-    for (const auto& key : group.keys.items())
-      rows.push_back(checked_by(Mapping{.row = row_of<Draft>(group, key.key()), .topic = group.topic}, group.values));
-}
-
 /// These of its values are not there yet.
-Mapping but_not(Mapping mapping, std::vector<Json> values, const char* fix) {
+Mapping but_not(Mapping mapping, const Json& values, const std::string& fix) {
   DraftRow& row = mapping.row;
   row.read = [values, fix, key = row.path, read = row.read](Document& file, Draft& draft) {
     const Json* value = file.find(key);
@@ -170,26 +163,9 @@ Mapping but_not(Mapping mapping, std::vector<Json> values, const char* fix) {
   return mapping;
 }
 
-/// It is never written: another key says the same.
-Mapping read_only(Mapping mapping) {
-  mapping.row.write = nullptr;
-  return mapping;
-}
-
-Mapping distributed_type() {
-  Mapping mapping = but_not(maps("framework", "distributed_type", "",
-                                 {{"FSDP", {}}, {"DEEPSPEED", {}}, {"MULTI_GPU", {}}, {"MULTI_CPU", {}}, {"NO", {}}},
-                                 "the stage where nothing else says it: FSDP 3, DEEPSPEED 2, the others 0"),
-                            {"MEGATRON_LM", "TP", "XLA", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA",
-                             "MULTI_MUSA", "MULTI_HPU", "MULTI_NEURON"},
-                            "use FSDP, DEEPSPEED, MULTI_GPU or MULTI_CPU");
-  return read_only(std::move(mapping));
-}
-
 /// A name of a dtype: the 16-bit ones switch a mode on.
-Mapping mode(const std::string& key, std::vector<std::string> names, const char* doc) {
+Mapping mode(const std::string& key, const Names& names, const char* doc) {
   Mapping mapping{.row = {.path = key, .type = "a dtype", .standard = "–", .doc = doc},
-                  .topic = "precision",
                   .here = "`bf16.enabled`, `fp16.enabled`"};
   mapping.row.read = [key, names](Document& file, Draft& draft) {
     if (file.has(key) && *file.find(key) == false) return;  // YAML's plain `no`
@@ -217,7 +193,6 @@ Mapping fsdp_offload() {
                           .type = "true or false",
                           .standard = "`false`",
                           .doc = "FSDP offloads all or nothing; parameters stay on the host at stage 3 alone"},
-                  .topic = "offloading",
                   .here = str("`", kOffloadParam, "`, `", kOffloadOptimizer, "`")};
   mapping.row.read = [](Document& file, Draft&) { (void)file.flag_or(kFsdpOffload, false); };
   mapping.row.write = [](const Draft& draft) -> std::optional<Json> {
@@ -233,8 +208,9 @@ Mapping fsdp_offload() {
 Mapping moe_classes() {
   const std::string key = "deepspeed_config.deepspeed_moe_layer_cls_names";
   const std::string path = "zero_optimization.leaf_module.classes";
-  Mapping mapping =
-      read_only(maps("mixture of experts", key, path, {}, "names between commas; gathered whole at stage 3"));
+  Mapping mapping = maps(key, path, {});
+  mapping.row.doc = "names between commas; gathered whole at stage 3";
+  mapping.row.write = nullptr;
   mapping.row.read = [=](Document& file, Draft& draft) {
     if (!file.has(key)) return;
     Json classes = Json::array();
@@ -261,7 +237,6 @@ bool is_hybrid(const Json& strategy) {
 /// Written together, where there are several replicas. Read by settle_replicas().
 Mapping shards_of_replicas(const std::string& key, const char* doc) {
   Mapping mapping{.row = {.path = key, .type = kPositive.words, .standard = "`1`", .doc = doc},
-                  .topic = "other axes",
                   .here = str("`", kMics, "`")};
   mapping.row.read = [key](Document& file, Draft&) {
     (void)file.integer_or(key, 1, key == kShard ? kShardSize : kPositive);
@@ -273,92 +248,52 @@ Mapping shards_of_replicas(const std::string& key, const char* doc) {
   return mapping;
 }
 
-void add_fsdp(std::vector<Mapping>& rows) {
-  const std::vector<ValuePair> strategies = {{"FULL_SHARD", 3},
-                                             {"SHARD_GRAD_OP", 2},
-                                             {"NO_SHARD", 0},
-                                             {"HYBRID_SHARD", 3},
-                                             {"HYBRID_SHARD_ZERO2", 2},
-                                             {1, 3},
-                                             {2, 2},
-                                             {3, 0},
-                                             {4, 3},
-                                             {5, 2},
-                                             {"1", 3},
-                                             {"2", 2},
-                                             {"3", 0},
-                                             {"4", 3},
-                                             {"5", 2}};
-  std::vector<ValuePair> reshard = {{true, 3}, {false, 2}};
-  reshard.insert(reshard.end(), strategies.begin(), strategies.end());
-  const std::vector<ValuePair> dtypes = {
-      {"fp32", "fp32"},          {"bf16", "bf16"},           {"fp16", "fp16"},
-      {"float32", "fp32"},       {"bfloat16", "bf16"},       {"float16", "fp16"},
-      {"torch.float32", "fp32"}, {"torch.bfloat16", "bf16"}, {"torch.float16", "fp16"}};
-  const std::string fsdp = "fsdp_config.fsdp_", policy = fsdp + "mixed_precision_policy.";
-  rows.push_back(read_only(maps("FSDP's version", fsdp + "version", "", {{1, {}}, {2, {}}}, "both are read")));
-  rows.push_back(maps("sharding", kReshard, kStagePath, reshard,
-                      "true, FULL_SHARD, HYBRID_SHARD: stage 3; false, SHARD_GRAD_OP, HYBRID_SHARD_ZERO2: 2; NO_SHARD: "
-                      "0; hybrid: `zero_optimization.mics_shard_size` is the ranks of a machine"));
-  rows.push_back(read_only(maps("sharding", kStrategy, kStagePath, strategies, "")));
-  rows.push_back(fsdp_offload());
-  rows.push_back(maps("recomputation", fsdp + "activation_checkpointing", "trireme.recompute",
-                      {{true, "full"}, {false, "none"}}, ""));
-  std::vector<std::string> names;
-  for (const ValuePair& pair : dtypes) names.push_back(pair.theirs);
-  rows.push_back(read_only(mode(policy + "param_dtype", names, "of a plugin or a `MixedPrecisionPolicy`")));
-  rows.push_back(read_only(maps("precision", policy + "reduce_dtype", "communication_data_type", dtypes, "")));
-  rows.push_back(read_only(maps("precision", policy + "buffer_dtype", "data_types.buffer_dtype", dtypes, "")));
-  rows.push_back(
-      checked_by(Mapping{.row = no_meaning<Draft>(policy + "output_dtype", {},
-                                                  "outputs have the dtype of the weights; another one is refused"),
-                         .topic = "precision"},
-                 name_among(names)));
-  add_plain(rows, "accelerate, fsdp_config");
+/// The rows of Fate::kCode.
+Mapping row_by_code(const std::string& path) {
+  const Mapping file{
+      .row = {.path = "deepspeed_config.deepspeed_config_file",
+              .type = "a path",
+              .standard = "–",
+              .doc = "its keys, with those of the file of Accelerate where it says `\"auto\"` or nothing",
+              .read = [](Document&, Draft&) {}}};
+  Mapping dtype = mode("fsdp_config.fsdp_mixed_precision_policy.param_dtype", names_of_dtypes(),
+                       "of a plugin or a `MixedPrecisionPolicy`");
+  dtype.row.write = nullptr;  // `mixed_precision` says the same
+  const Mapping rows[] = {
+      mode("mixed_precision", {"no", "bf16", "fp16", "fp8"}, "weights in 16 bit, masters and states in fp32"),
+      shards_of_replicas(kReplicate, "so many copies, each over the same number of ranks"),
+      shards_of_replicas(kShard, "ranks of a copy; every rank where there is one copy"),
+      fsdp_offload(),
+      dtype,
+      file,
+      moe_classes()};
+  return *std::find_if(std::begin(rows), std::end(rows), [&](const Mapping& one) { return one.row.path == path; });
 }
 
-void add_deepspeed(std::vector<Mapping>& rows) {
-  const std::string ds = "deepspeed_config.", zero = "zero_optimization.";
-  rows.push_back({.row = {.path = ds + "deepspeed_config_file",
-                          .type = "a path",
-                          .standard = "–",
-                          .doc = "its keys, with those of the file of Accelerate where it says `\"auto\"` or nothing",
-                          .read = [](Document&, Draft&) {}},
-                  .topic = "DeepSpeed's file",
-                  .here = {}});
-  rows.push_back(read_only(maps("sharding", ds + "zero_stage", kStagePath, {}, "")));
-  for (const char* what : {"optimizer", "param"}) {
-    const std::string section = str("offload_", what);
-    rows.push_back(read_only(maps("offloading", ds + section + "_device", zero + section + ".device", {}, "")));
-    rows.push_back(read_only(maps("offloading", ds + section + "_nvme_path", zero + section + ".nvme_path", {}, "")));
-  }
-  rows.push_back(read_only(maps("gradients", ds + "gradient_accumulation_steps", "gradient_accumulation_steps", {},
-                                "FSDP: of the program")));
-  rows.push_back(read_only(
-      maps("gradients", ds + "gradient_clipping", "gradient_clipping", {}, "FSDP clips only where the program does")));
-  rows.push_back(read_only(
-      maps("checkpoints", ds + "zero3_save_16bit_model", zero + "stage3_gather_16bit_weights_on_model_save", {}, "")));
-  rows.push_back(moe_classes());
-  add_plain(rows, "accelerate, deepspeed_config");
+/// The row of a key of the group; where another key says the same, it is never written.
+Mapping mapping_of(const KeyGroup& group, const std::string& key) {
+  const std::string path = group.path_of(key);
+  if (group.fate == KeyGroup::Fate::kCode) return row_by_code(path);
+  if (group.fate != KeyGroup::Fate::kMaps) return checked_by({.row = row_of<Draft>(group, key)}, group.values);
+  const Json& here = group.keys.at(key);
+  Mapping mapping = maps(path, here.is_null() ? "" : here.get<std::string>(), group.pairs);
+  mapping.row.doc = group.doc;
+  if (!group.is_written) mapping.row.write = nullptr;
+  return mapping;
 }
 
-void add_top_level(std::vector<Mapping>& rows) {
-  rows.push_back(distributed_type());
-  rows.push_back(
-      mode("mixed_precision", {"no", "bf16", "fp16", "fp8"}, "weights in 16 bit, masters and states in fp32"));
-  rows.push_back(read_only(maps("gradients", "gradient_accumulation_steps", "gradient_accumulation_steps", {}, "")));
-  rows.push_back(read_only(maps("gradients", "gradient_clipping", "gradient_clipping", {}, "")));
-  rows.push_back(but_not(checked_by(Mapping{.row = no_meaning<Draft>("downcast_bf16", {}, "flags of `trireme launch`"),
-                                            .topic = "processes"},
-                                    flag_or_word()),
-                         {true, "yes"}, "it is of TPUs; remove it or set it to \"no\""));
-  rows.push_back(but_not(read_only(maps("processes", "compute_environment", "", {{"LOCAL_MACHINE", {}}}, "")),
-                         {"AMAZON_SAGEMAKER"}, "set it to LOCAL_MACHINE"));
-  const std::string parallelism = "parallelism_config.parallelism_config_";
-  rows.push_back(shards_of_replicas(kReplicate, "so many copies, each over the same number of ranks"));
-  rows.push_back(shards_of_replicas(kShard, "ranks of a copy; every rank where there is one copy"));
-  rows.push_back(read_only(maps("other axes", parallelism + "sp_size", "sequence_parallel_size", {}, "")));
-  add_plain(rows, "accelerate");
+/// The keys under `place` in keys.json.
+void add_rows(std::vector<Mapping>& rows, const std::string& place) {
+  for (const KeyGroup& group : key_groups(place))
+    for (const auto& item : group.keys.items()) {
+      Mapping mapping = mapping_of(group, item.key());
+      if (!group.not_yet.empty()) mapping = but_not(std::move(mapping), group.not_yet, group.fix);
+      mapping.topic = group.topic;
+      rows.push_back(std::move(mapping));
+    }
+}
+
+void add_other_sections(std::vector<Mapping>& rows) {
   for (const char* section : {"dynamo_config", "fp8_config", "megatron_lm_config"}) {
     Mapping mapping{.row = refused<Draft>(section, {}, "refused unless it is empty"), .topic = "other sections"};
     mapping.row.is_open = true;
@@ -373,9 +308,10 @@ void add_top_level(std::vector<Mapping>& rows) {
 const std::vector<Mapping>& mappings() {
   static const std::vector<Mapping> rows = [] {
     std::vector<Mapping> all;
-    add_top_level(all);
-    add_fsdp(all);
-    add_deepspeed(all);
+    add_rows(all, "accelerate");
+    add_other_sections(all);
+    add_rows(all, "accelerate, fsdp_config");
+    add_rows(all, "accelerate, deepspeed_config");
     return all;
   }();
   return rows;

@@ -2,11 +2,17 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config/document/option.h"
 
 namespace trireme {
+
+/// A value of another dialect, and the one here; null: it changes nothing.
+using ValuePair = std::pair<Json, Json>;
+/// Those of a name, or of several: an array of pairs and names.
+std::vector<ValuePair> value_pairs(const Json& pairs);
 
 /// Neighbours in the table of options with the same fate.
 struct KeyGroup {
@@ -15,6 +21,8 @@ struct KeyGroup {
     kRefused,
     kSwitched,  ///< of a section that is off unless the first key differs from its default
     kOpen,      ///< sections whose keys are not checked
+    kMaps,      ///< of another dialect: stands for a key here
+    kCode,      ///< of another dialect: its row is made by code
   };
   std::string section;  ///< "" at the top level
   Fate fate = Fate::kNoMeaning;
@@ -23,8 +31,11 @@ struct KeyGroup {
   std::vector<std::string> types;  ///< of optimizers, where the keys are theirs
   std::string topic;               ///< of Accelerate's keys: the line of their table
   Json values;                     ///< of Accelerate's keys: which are valid, where the default does not say it
-  Json keys;                       ///< with their defaults
+  Json keys;                       ///< with their defaults; of kMaps: with the keys here, or null
   Json usual;                      ///< of keys without a meaning: values beside the default that templates have
+  std::vector<ValuePair> pairs;    ///< of kMaps: values there and here; none: they are the same
+  bool is_written = false;         ///< of kMaps: in a file of the dialect too, where others say the same
+  Json not_yet;                    ///< values that are refused, with `fix`
 
   std::string path_of(const std::string& key) const { return section.empty() ? key : section + "." + key; }
 };
@@ -40,7 +51,7 @@ struct Alias {
 };
 const std::vector<Alias>& aliases();
 
-/// The row of one of the group's keys; not for Fate::kOpen.
+/// The row of one of the group's keys; not for kOpen, kMaps and kCode.
 template <class Owner>
 Option<Owner> row_of(const KeyGroup& group, const std::string& key) {
   const std::string path = group.path_of(key);
