@@ -226,6 +226,7 @@ ParallelOptions parallel_options(const Config& config) {
           .pager = config.pager,
           .states_over_replicas = config.states_over_replicas,
           .sequence_attention = config.sequence_attention,
+          .shards_tokens = config.tensor.sequence_parallel,
           .recomputes_selectively = config.recompute.mode == RecomputeMode::kSelective,
           .computes_in_tiles = config.tiled.is_on()};
 }

@@ -38,6 +38,7 @@ TrainingOptions resolve(const InitializeOptions& options, int world_size) {
           .output = options.output,
           .present_buffers = options.present_buffers,
           .unmanaged = options.unmanaged,
+          .copies = options.copies,
           .aliases = options.aliases,
           .partition_model = options.partition_model,
           .tp_plan = options.tp_plan,

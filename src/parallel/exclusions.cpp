@@ -29,6 +29,8 @@ bool is_on(Feature feature, const ParallelOptions& options) {
       return options.degrees.sequence > 1;
     case Feature::kTensor:
       return options.degrees.tensor > 1;
+    case Feature::kShardedTokens:
+      return options.degrees.tensor > 1 && options.shards_tokens;
     default:
       return false;
   }
@@ -58,17 +60,15 @@ const std::vector<Exclusion>& exclusions() {
       {kStatesOverReplicas, kOffload, beside_replicas("offloading", "and states over replicas stay on the device")},
       {kStatesOverReplicas, kWeightsOnDisk,
        beside_replicas("`offload_param` on disk", "which is not there yet with states over replicas")},
-      {kReplicas, kSequence, beside_replicas("`sequence_parallel_size`", "which is not there yet")},
-      {kReplicas, kTensor, beside_replicas("`tensor_parallel.autotp_size`", "which is not there yet")},
-      {kPipeline, kTensor,
-       "axes \"pipe\" of {} and \"tensor\" of {} ranks: a pipeline's stages are not cut into slices yet; make one of "
-       "the two 1"},
       {kSequence, kTensor,
        "axes \"sequence\" of {} and \"tensor\" of {} ranks: layers in slices do not take parts of sequences yet; make "
        "one of the two 1"},
       {kPipeline, kSequence,
        "axes \"pipe\" of {} and \"sequence\" of {} ranks: a pipeline does not send parts of sequences yet; make one of "
        "the two 1"},
+      {kPipeline, kShardedTokens,
+       "tensor_parallel.sequence_parallel: a pipeline does not send parts of sequences yet; remove the key, or make "
+       "stages 1"},
       {kWeightsOnDisk, kDevice, kWeightsOnDiskOfDevice, EngineCall::kInitialize},
       {kWeightsOnDisk, kMatrixOptimizer, unit_by_unit(), EngineCall::kInitialize},
       {kWeightsOnDisk, kClientOptimizer, unit_by_unit(), EngineCall::kInitialize},
@@ -94,9 +94,14 @@ const std::vector<Exclusion>& exclusions() {
   return all;
 }
 
-const Exclusion& exclusion_of(Feature one, Feature other) {
+const Exclusion* find_exclusion(Feature one, Feature other) {
   for (const Exclusion& row : exclusions())
-    if ((row.one == one && row.other == other) || (row.one == other && row.other == one)) return row;
+    if ((row.one == one && row.other == other) || (row.one == other && row.other == one)) return &row;
+  return nullptr;
+}
+
+const Exclusion& exclusion_of(Feature one, Feature other) {
+  if (const Exclusion* const row = find_exclusion(one, other)) return *row;
   throw Error(ErrorCode::kInternal, str("no exclusion of features ", int(one), " and ", int(other)));
 }
 

@@ -31,9 +31,9 @@ void check_axes(const Topology& ranks) {
   for (size_t i = 0; i < std::size(exclusive); ++i)
     for (size_t j = i + 1; j < std::size(exclusive); ++j) {
       const int one = ranks.size_of(exclusive[i].second), other = ranks.size_of(exclusive[j].second);
-      if (one == 1 || other == 1) continue;
-      const Exclusion& row = exclusion_of(exclusive[i].first, exclusive[j].first);
-      throw ConfigError(filled(row.text, {str(one), str(other)}), row.code);
+      const Exclusion* const row = find_exclusion(exclusive[i].first, exclusive[j].first);
+      if (row != nullptr && one > 1 && other > 1)
+        throw ConfigError(filled(row->text, {str(one), str(other)}), row->code);
     }
 }
 

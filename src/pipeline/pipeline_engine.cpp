@@ -1,7 +1,11 @@
 #include "trireme/pipeline/pipeline_engine.h"
 
 #include <iterator>
+#include <map>
 #include <sstream>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "trireme/base/error.h"
 #include "trireme/comm/agreement.h"
@@ -10,19 +14,44 @@
 namespace trireme {
 namespace {
 
-Topology topology_of(const Group& world, const PipelineModule& module) {
+void set_stages(InitializeOptions& options, int stages) {
+  Config* const config = std::get_if<Config>(&options.config);
+  (config != nullptr ? config->degrees : options.degrees).pipe = stages;
+}
+
+Topology topology_of(const Group& world, const PipelineModule& module, InitializeOptions options) {
   const int stages = module.options().stages;
   if (world.size() % stages != 0)
     throw ConfigError(str("PipelineModule: stages=", stages, " does not divide the ", world.size(),
                           " ranks; start a multiple of ", stages, " ranks, or cut the model into other stages"));
-  return Topology({{"pipe", stages}, {"data", world.size() / stages}});
+  set_stages(options, stages);
+  const int slices = resolve(options, world.size()).config.degrees.tensor;
+  std::vector<Axis> axes = {{"pipe", stages}, {"data", world.size() / (stages * slices)}};
+  if (slices > 1) axes.push_back({"tensor", slices});
+  return Topology(std::move(axes));
 }
 
-InitializeOptions options_of_stage(InitializeOptions options, const StageModel& model, int stages) {
-  Degrees& degrees =
-      std::holds_alternative<Config>(options.config) ? std::get<Config>(options.config).degrees : options.degrees;
-  degrees.pipe = stages;
+/// Copies in `model` by their names, with what they follow.
+std::map<std::string, std::string> copies_of(const StageModel& model) {
+  std::map<const void*, std::string> followed;
+  for (const Tie& tie : model.ties)
+    for (size_t i = 1; i < tie.parameters.size(); ++i)
+      if (tie.parameters[i].defined()) followed.emplace(tie.parameters[i].unsafeGetTensorImpl(), tie.name);
+  std::map<std::string, std::string> copies;
+  for (const auto& item : model.module->named_parameters())
+    if (const auto found = followed.find(item.value().unsafeGetTensorImpl()); found != followed.end())
+      copies.emplace(item.key(), found->second);
+  return copies;
+}
+
+InitializeOptions options_of_stage(InitializeOptions options, const StageModel& model, int stages, int chunks) {
+  set_stages(options, stages);
   options.unmanaged = names_of_copies(model);
+  options.copies = copies_of(model);
+  if (chunks > 1) {  // a stage's layers are not neighbours
+    if (!options.partition_model) options.partition_model.emplace();
+    options.partition_model->is_ordered = false;
+  }
   return options;
 }
 
@@ -57,19 +86,19 @@ StageModel build_stage(const PipelineModule& module, const Grid& grid) {
 namespace detail {
 
 PipelineStage::PipelineStage(Group& world, const PipelineModule& module, const InitializeOptions& options)
-    : grid(std::make_unique<Grid>(world, topology_of(world, module))),
+    : grid(std::make_unique<Grid>(world, topology_of(world, module, options))),
       model(build_stage(with_parts_of_rank_0(module, world), *grid)),
       pipeline{.schedule = module.options().schedule,
                .chunks = module.options().chunks,
                .dynamic_shapes = module.options().dynamic_shape},
-      options(options_of_stage(options, model, module.options().stages)) {}
+      options(options_of_stage(options, model, module.options().stages, module.options().chunks)) {}
 
 PipelineStage::PipelineStage(Group& world, const Topology& topology, StageModel model, const PipelineOptions& pipeline,
                              const InitializeOptions& options)
     : grid(std::make_unique<Grid>(world, topology)),
       model(std::move(model)),
       pipeline(pipeline),
-      options(options_of_stage(options, this->model, topology.size_of("pipe"))) {}
+      options(options_of_stage(options, this->model, topology.size_of("pipe"), pipeline.chunks)) {}
 
 }  // namespace detail
 

@@ -162,8 +162,9 @@ class StageRunner::Impl {
         str(CallerScope::current("pipeline"), failed_in_.empty() ? " failed" : " failed in ", failed_in_, ": ", why);
     training_.condition().fail(text);
     for (Group* const group : {all_.get(), message_group_.get(), tied_group_.get()}) group->abort(text);
-    for (Group* const group : std::set<Group*>{&training_.groups().shards, &training_.groups().model})
-      if (group != &world_) group->abort(text);
+    const TrainingGroups& groups = training_.groups();
+    for (Group* const group : std::set<Group*>{&groups.shards, &groups.stage, &groups.model, groups.tensor})
+      if (group != nullptr && group != &world_) group->abort(text);
     training_.pager().defer_reductions(false);
     work_.clear();
     feed_.clear();

@@ -216,6 +216,7 @@ c10::IValue StageWork::input_of(Slot& slot, const Instruction& instruction) {
 Message StageWork::output_of(Slot& slot, const c10::IValue& value) const {
   Message message{.value = flatten(value)};
   for (at::Tensor& tensor : message.value.tensors) {
+    tensor = training_.passes().whole(tensor);
     const bool requires_grad = mode_.trains && tensor.defined() && tensor.requires_grad();
     message.requires_grad.push_back(requires_grad);
     if (requires_grad) slot.output_edges.push_back(gradient_edge(tensor));
@@ -238,14 +239,23 @@ void StageWork::refuse_reentrant(const Slot& slot) const {
                           schedule_->chunks == 1 ? "1f1b" : "interleaved", "'"));
 }
 
+/// `value`, with the whole of each tensor that is a slice. An object of a program's is handed on as it is.
+c10::IValue StageWork::whole(const c10::IValue& value) const {
+  if (!training_.passes().tensor || value.isCapsule()) return value;
+  FlatValue flat = flatten(value);
+  for (at::Tensor& tensor : flat.tensors) tensor = training_.passes().whole(tensor);
+  return unflatten(flat);
+}
+
 void StageWork::finish_forward(Slot& slot, const c10::IValue& output, int micro_batch) {
-  if (mode_.returns_outputs) outputs_.push_back(output);
+  if (mode_.returns_outputs) outputs_.push_back(whole(output));
   if (!mode_.computes_loss) return;
   const at::Tensor loss = model_.loss(output, feed_.at(micro_batch).labels);
   if (!loss.defined() || loss.numel() != 1 || !at::isFloatingType(loss.scalar_type()))
     throw ShapeError(str("pipeline: the loss function returned ",
                          loss.defined() ? str(loss.scalar_type(), " ", loss.sizes()) : "nothing",
                          "; expected one floating element"));
+  if (mode_.trains) training_.passes().check_loss(loss);
   const WithoutInterception own_operators;
   const at::Tensor value = loss.detach().to(at::kFloat).reshape({});
   loss_ = loss_.defined() ? loss_ + value : value;

@@ -229,7 +229,7 @@ std::shared_ptr<StageEngine> make_stage_engine(const std::shared_ptr<WorldHandle
                                                const std::string& output, const py::function& loss,
                                                const TiedParts& tied, const TiedCopiesHere& copies,
                                                const PartParameters& parameters, const std::string& schedule,
-                                               int chunks, bool has_dynamic_shapes) {
+                                               int chunks, bool has_dynamic_shapes, const py::object& facts) {
   const PythonStage stage{.module = module,
                           .loss = loss,
                           .tied = tied,
@@ -237,7 +237,7 @@ std::shared_ptr<StageEngine> make_stage_engine(const std::shared_ptr<WorldHandle
                           .parameters = parameters,
                           .pipeline = {.schedule = schedule, .chunks = chunks, .dynamic_shapes = has_dynamic_shapes}};
   const StageModel model = model_of(stage, topology, world->world.rank);
-  const InitializeOptions options = options_of(module, config, groups, make_client, output);
+  const InitializeOptions options = options_of(module, config, groups, make_client, output, facts);
   return share_engine([&] { return new StageEngine(world, topology, model, stage.pipeline, options); });
 }
 
@@ -312,7 +312,8 @@ void bind_pipeline_engine(py::module_& module) {
       "trireme::PipelineEngine of the stage that a Python PipelineModule has here.")
       .def(py::init(&make_stage_engine), py::arg("world"), py::arg("topology"), py::arg("module"), py::arg("config"),
            py::arg("groups"), py::arg("make_client"), py::arg("output"), py::arg("loss"), py::arg("tied"),
-           py::arg("copies"), py::arg("parameters"), py::arg("schedule"), py::arg("chunks"), py::arg("dynamic_shapes"))
+           py::arg("copies"), py::arg("parameters"), py::arg("schedule"), py::arg("chunks"), py::arg("dynamic_shapes"),
+           py::arg("facts") = py::none())
       .def("train_batch", &train_batch, py::arg("next"), py::arg("changes"),
            "(mean loss, whether the weights changed: None where a device has not told).")
       .def("eval_batch", &eval_batch, py::arg("next"), py::arg("micro_batches"), py::arg("computes_loss"),

@@ -1,4 +1,5 @@
 // How a Training is put together: first all that can be refused, then what changes the module.
+#include <span>
 #include <utility>
 
 #include "training/forward_checks.h"
@@ -107,7 +108,7 @@ Training::Training(TrainingGroups groups, torch::nn::Module& module, const Train
   PreparedOptimizer prepared = prepare(choice, model, specs.size());
   const PagerPolicy policy = policy_for(config_, groups_.plan, module);
   check_manageable(groups_.shards, tensors.parameters, policy);
-  check_same_model(groups_.stage(), tensors);
+  check_same_model(groups_.stage, tensors);
   if (groups_.tensor != nullptr) partition_ = plan_slices(groups_, tensors, options);
   try_client(groups_.model, choice, specs, device_of(module));
   if (!options.output.empty() && groups_.model.rank() == 0) write_resolved(config_, options.output);
@@ -131,12 +132,18 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
   aliases_ = std::move(tensors.aliases);
   aliases_.insert(options.aliases.begin(), options.aliases.end());
   const TensorSet parameters = parameters_of(tensors);
-  if (partition_) slices_ = tensors.parameters;
+  if (partition_) {
+    slices_ = tensors.parameters;
+    const std::span copies = std::span(partition_->parameters).subspan(slices_.size());
+    for (NamedParameter& copy :
+         cut_copies(groups_.tensor->rank(), copies, options.copies, module, config_.precision))
+      slices_.push_back(std::move(copy));
+  }
   pager_ =
       std::make_unique<Pager>(groups_.shards, make_meshes(groups_), std::move(tensors.parameters), std::move(policy));
   give_back_freed_memory();  // the whole model's; malloc would keep it
   buffers_ = std::make_unique<Buffers>(
-      groups_.stage(), pager_->device(),
+      groups_.stage, pager_->device(),
       [list = list_of_buffers(module, options), parameters] { return present_buffers(list(), parameters); });
   const LrScheduleOptions schedule = config_.scheduler.value_or(LrScheduleOptions{});
   step_ = std::make_unique<TrainStep>(TrainStepParts{.shards = groups_.shards,
@@ -156,13 +163,19 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
 
 /// The proof of the gradients, before the first update; empty: no two ranks have the same parameter but by its shards.
 std::function<void()> Training::proof() {
+  std::vector<std::function<void()>> proofs;
   if (groups_.replicas != nullptr)
-    return [proof = ReplicaProof(*pager_, *groups_.replicas, groups_.model)]() mutable { proof.show(); };
-  if (!partition_) return {};
-  return [this, proof = std::shared_ptr<GradientProof>()]() mutable {  // of passes that are made after the step
-    if (!proof)
-      proof = std::make_shared<GradientProof>(*pager_, groups_.shards, *groups_.tensor, *partition_, *passes_.tensor);
-    proof->show();
+    proofs.emplace_back([proof = ReplicaProof(*pager_, *groups_.replicas, groups_.model)]() mutable { proof.show(); });
+  if (partition_)
+    proofs.emplace_back([this, proof = std::shared_ptr<GradientProof>()]() mutable {  // of passes made after the step
+      if (!proof)
+        proof = std::make_shared<GradientProof>(*pager_, groups_.shards, *groups_.tensor, groups_.model, *partition_,
+                                                *passes_.tensor);
+      proof->show();
+    });
+  if (proofs.empty()) return {};
+  return [proofs = std::move(proofs)] {
+    for (const auto& show : proofs) show();
   };
 }
 

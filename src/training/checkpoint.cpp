@@ -249,7 +249,7 @@ StateTree Training::saved_state(bool with_frozen) {
                                 values_of_parameters(*pager_, step_->optimizer(), aliases_, first_parameter_));
   if (partition_) leave_to_others(state, *pager_);
   // Buffers agree at every boundary; inside a window rank 0's count.
-  if (groups_.stage().rank() == 0) append(state.tensors, buffers_->slices());
+  if (groups_.stage.rank() == 0) append(state.tensors, buffers_->slices());
   return host_copy(std::move(state));
 }
 

@@ -17,9 +17,11 @@ namespace trireme {
 
 namespace {
 
-/// A parameter of which this rank's group has `own` in parts, as rank 0 needs it; `own` in other groups.
-at::Tensor to_whole(Group& tensor, const std::vector<TensorPart>& parts, const at::Tensor& own) {
-  return tensor.world_rank(0) == 0 ? join_parts(tensor, parts, own) : own;
+/// A parameter of which this rank's group has `own` in parts, where the group's first rank is asked for it: by rank 0,
+/// as the first one of its stages; `own` in other groups.
+at::Tensor to_whole(const TrainingGroups& groups, const std::vector<TensorPart>& parts, const at::Tensor& own) {
+  const RankGroups& stages = groups.plan.stages;
+  return stages.of(groups.tensor->world_rank(0)).front() == 0 ? join_parts(*groups.tensor, parts, own) : own;
 }
 
 /// `whole`, a tensor of stage `stage`, as rank 0 of all stages needs it: sent there, undefined on the others.
@@ -53,7 +55,7 @@ void Training::export_weights(const std::filesystem::path& directory, const Save
     here.tensors.push_back({spec.name, spec.model_part().shape, spec.dtype});
     mine.emplace(spec.name, [this, i] {
       const at::Tensor own = pager_->whole(static_cast<int>(i)).detach();
-      return partition_ ? to_whole(*groups_.tensor, partition_->parameters[i].parts, own) : own;
+      return partition_ ? to_whole(groups_, partition_->parameters[i].parts, own) : own;
     });
   }
   for (const NamedBuffer& buffer : buffers_->all()) {

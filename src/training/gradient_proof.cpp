@@ -49,11 +49,24 @@ at::Tensor numbers_of_gradients(Pager& pager) {
   return own;
 }
 
+/// Whether a proof is shown on all ranks of the model: all gradients are finite, and no rank has a problem.
+/// Throws StateError on every rank: one has.
+bool agree(Group& model, bool is_finite, const std::string& problem) {
+  const at::Tensor verdict = at::zeros({2}, at::kLong);
+  verdict[0].fill_(is_finite ? 0 : 1);
+  verdict[1].fill_(problem.empty() ? 0 : 1);
+  model.all_reduce(verdict, ReduceOp::kMax).wait();
+  if (verdict[1].item<int64_t>() != 0)
+    throw StateError(str("step: ", problem.empty() ? "gradients are wrong, as other ranks of the model say" : problem,
+                         ". No weight has changed"));
+  return verdict[0].item<int64_t>() == 0;
+}
+
 }  // namespace
 
-GradientProof::GradientProof(Pager& pager, Group& shards, Group& tensor, const PartitionPlan& plan,
+GradientProof::GradientProof(Pager& pager, Group& shards, Group& tensor, Group& model, const PartitionPlan& plan,
                              TensorParallel& pass)
-    : pager_(pager), shards_(shards), tensor_(tensor), pass_(pass) {
+    : pager_(pager), shards_(shards), tensor_(tensor), model_(model), pass_(pass) {
   for (const ParameterSpec& spec : pager.parameters()) {
     const auto planned = std::find_if(plan.parameters.begin(), plan.parameters.end(),
                                       [&](const PartitionedParameter& one) { return one.name == spec.name; });
@@ -71,27 +84,28 @@ void GradientProof::show() {
   for (int64_t i = 0; i < count; ++i) own[i][2] = place_of(pager_.parameters()[static_cast<size_t>(i)].part);
   const at::Tensor places = own.select(1, 2).clone();
   shards_.all_reduce(own).wait();
-  for (int64_t i = 0; i < count; ++i)
+  std::string problem;
+  for (int64_t i = 0; i < count && problem.empty(); ++i)
     if (own[i][2].item<double>() != places[i].item<double>() * shards_.size())
-      throw StateError(str("step: ranks of group '", shards_.name(), "', which add up gradients of \"",
-                           pager_.parameters()[static_cast<size_t>(i)].name,
-                           "\", have other slices of it; ranks at one place of the axis \"tensor\" have the same"));
+      problem = str("ranks of group '", shards_.name(), "', which add up gradients of \"",
+                    pager_.parameters()[static_cast<size_t>(i)].name,
+                    "\", have other slices of it; ranks at one place of the axis \"tensor\" have the same");
   const at::Tensor all = at::empty({tensor_.size(), count, 3}, at::kDouble);
   tensor_.all_gather(all.flatten(), own.flatten()).wait();
-  if (!all.isfinite().all().item<bool>()) return;  // a step that is skipped
-  is_shown_ = true;
-  // Ranks of other tensor groups may have found one, too.
-  const std::string problem = pass_.exchange_problem();
-  const at::Tensor has_problem = at::zeros({1}, at::kLong);
-  if (!problem.empty()) has_problem.fill_(1);
-  shards_.all_reduce(has_problem, ReduceOp::kMax).wait();
-  if (has_problem.item<int64_t>() != 0)
-    throw StateError(str("step: an exchange over group '", tensor_.name(), "', on the axis \"tensor\", is wrong: ",
-                         problem.empty() ? std::string("other ranks of the model name it") : problem,
-                         ". No weight has changed"));
+  const std::string exchange = pass_.exchange_problem();
+  if (problem.empty() && !exchange.empty())
+    problem = str("an exchange over group '", tensor_.name(), "', on the axis \"tensor\", is wrong: ", exchange);
+  const bool is_finite = all.isfinite().all().item<bool>();
+  if (problem.empty() && is_finite) problem = problem_of(all);
+  is_shown_ = agree(model_, is_finite, problem);
+}
+
+/// Ranks that have the same elements and other gradients of them, from the numbers of all ranks of the tensor group; "":
+/// there are none.
+std::string GradientProof::problem_of(const at::Tensor& all) const {
   const auto numbers = all.accessor<double, 3>();
   const double all_norm = std::sqrt(all.select(2, 0).sum(1).max().item<double>());
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < all.size(1); ++i) {
     if (parameters_[static_cast<size_t>(i)] == nullptr) continue;
     const std::vector<TensorPart>& parts = parameters_[static_cast<size_t>(i)]->parts;
     for (int rank = 1; rank < tensor_.size(); ++rank) {
@@ -101,16 +115,15 @@ void GradientProof::show() {
       const double other = std::sqrt(std::min(numbers[first][i][0], numbers[rank][i][0]));
       const double difference = std::max(norm - other, std::abs(numbers[first][i][1] - numbers[rank][i][1]));
       if (difference <= kOfOwnNorm * norm + kOfAllNorms * all_norm) continue;
-      throw StateError(
-          str("step: ranks ", first, " and ", rank, " of group '", tensor_.name(),
-              "', on the axis \"tensor\", have the "
-              "same elements of \"",
-              parameters_[static_cast<size_t>(i)]->name, "\" and other gradients of them, of norms ",
-              std::sqrt(numbers[first][i][0]), " and ", std::sqrt(numbers[rank][i][0]),
-              "; they get the same batches and random numbers, and what uses it on slices runs by libtorch's operators "
-              "inside of this engine's forward. No weight has changed"));
+      return str("ranks ", first, " and ", rank, " of group '", tensor_.name(),
+                 "', on the axis \"tensor\", have the same elements of \"", parameters_[static_cast<size_t>(i)]->name,
+                 "\" and other gradients of them, of norms ", std::sqrt(numbers[first][i][0]), " and ",
+                 std::sqrt(numbers[rank][i][0]),
+                 "; they get the same batches and random numbers, and what uses it on slices runs by libtorch's "
+                 "operators inside of this engine's forward");
     }
   }
+  return "";
 }
 
 void ReplicaProof::show() {
@@ -120,8 +133,7 @@ void ReplicaProof::show() {
   const at::Tensor own = numbers_of_gradients(pager_);
   const at::Tensor all = at::empty({replicas_.size(), own.size(0), 2}, at::kDouble);
   replicas_.all_gather(all.flatten(), own.flatten()).wait();
-  const at::Tensor verdict = at::zeros({2}, at::kLong);  // is not finite; has a problem
-  if (!all.isfinite().all().item<bool>()) verdict[0].fill_(1);
+  const bool is_finite = all.isfinite().all().item<bool>();
   const auto numbers = all.accessor<double, 3>();
   const double all_norm = std::sqrt(all.select(2, 0).sum(1).max().item<double>());
   std::string problem;
@@ -131,17 +143,10 @@ void ReplicaProof::show() {
       const double difference = std::max(std::abs(norm - other), std::abs(numbers[0][i][1] - numbers[rank][i][1]));
       if (!(difference > kOfOwnNorm * std::max(norm, other) + kOfAllNorms * all_norm)) continue;
       problem =
-          str("ranks 0 and ", rank, " of group '", replicas_.name(), "' hold the same shards and have gradients of \"",
+          str("a sum over the axis \"replica\" is wrong: ranks 0 and ", rank, " of group '", replicas_.name(), "' hold the same shards and have gradients of \"",
               pager_.parameters()[static_cast<size_t>(i)].name, "\" of norms ", norm, " and ", other);
     }
-  if (!problem.empty()) verdict[1].fill_(1);
-  model_.all_reduce(verdict, ReduceOp::kMax).wait();
-  if (verdict[0].item<int64_t>() != 0) return;  // a step that is skipped
-  is_shown_ = true;
-  if (verdict[1].item<int64_t>() != 0)
-    throw StateError(str("step: a sum over the axis \"replica\" is wrong: ",
-                         problem.empty() ? std::string("other ranks of the model name it") : problem,
-                         ". No weight has changed"));
+  is_shown_ = agree(model_, is_finite, problem);
 }
 
 }  // namespace trireme

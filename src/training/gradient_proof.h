@@ -1,6 +1,7 @@
 // The proof that ranks which have the same parameter compute the same gradient of it.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "trireme/comm/group.h"
@@ -17,20 +18,25 @@ namespace trireme {
 /// the sum.
 class GradientProof {
  public:
-  /// All outlive this. `shards` are the ranks over which parameters are sharded, `tensor` those that share layers.
-  GradientProof(Pager& pager, Group& shards, Group& tensor, const PartitionPlan& plan, TensorParallel& pass);
+  /// All outlive this. `shards` are the ranks over which parameters are sharded, `tensor` those that share layers,
+  /// `model` all ranks.
+  GradientProof(Pager& pager, Group& shards, Group& tensor, Group& model, const PartitionPlan& plan,
+                TensorParallel& pass);
 
   /// The proof of the gradients of a closed window; does nothing where it has been shown, or where some gradient is not
   /// finite. Collective over the model.
   ///
   /// Cost      once a pass over the gradients, and 16 bytes for each parameter over both groups.
-  /// Throws    StateError, on every rank of the tensor group, that names the parameter and the ranks.
+  /// Throws    StateError, on every rank of the model, that names the parameter and the ranks where this one sees them.
   void show();
 
  private:
+  std::string problem_of(const at::Tensor& all) const;
+
   Pager& pager_;
   Group& shards_;
   Group& tensor_;
+  Group& model_;
   TensorParallel& pass_;
   std::vector<const PartitionedParameter*> parameters_;  ///< as the pager has them
   bool is_shown_ = false;

@@ -1,5 +1,8 @@
 #include "trireme/training/groups.h"
 
+#include <algorithm>
+#include <initializer_list>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -19,11 +22,13 @@ TrainingGroups on_device(TrainingGroups groups, c10::Device device) {
     return result;
   };
   Group& shards = served(groups.shards);
-  Group& model = &groups.model == &groups.shards ? shards : served(groups.model);
+  Group& stage = &groups.stage == &groups.shards ? shards : served(groups.stage);
+  Group& model = &groups.model == &groups.stage ? stage : served(groups.model);
   Group* const sequence = groups.sequence != nullptr ? &served(*groups.sequence) : nullptr;
   Group* const tensor = groups.tensor != nullptr ? &served(*groups.tensor) : nullptr;
   return {.plan = std::move(groups.plan),
           .shards = shards,
+          .stage = stage,
           .model = model,
           .sequence = sequence,
           .tensor = tensor,
@@ -35,14 +40,18 @@ TrainingGroups on_device(TrainingGroups groups, c10::Device device) {
 
 TrainingGroups host_groups_of(const Grid& grid, ParallelPlan plan) {
   const Topology& topology = grid.topology();
-  std::vector<std::string> shards;
-  for (const char* axis : {"data", "sequence"})
-    if (topology.has(axis)) shards.emplace_back(axis);
+  const auto along = [&](std::initializer_list<const char*> names) -> Group& {
+    std::vector<std::string> axes;
+    std::copy_if(names.begin(), names.end(), std::back_inserter(axes),
+                 [&](const char* axis) { return topology.has(axis); });
+    return grid.along(axes);
+  };
   Group* const sequence = plan.sequence.size() > 1 ? &grid.along({"sequence"}) : nullptr;
   Group* const tensor = plan.tensor.size() > 1 ? &grid.along({"tensor"}) : nullptr;
   Group* const stages = plan.stages.size() > 1 ? &grid.along({"pipe"}) : nullptr;
   return {.plan = std::move(plan),
-          .shards = grid.along(shards),
+          .shards = along({"data", "sequence"}),
+          .stage = along({"data", "sequence", "tensor"}),
           .model = grid.world(),
           .sequence = sequence,
           .tensor = tensor,
@@ -62,7 +71,7 @@ TrainingGroups groups_of(Group& world, const ParallelOptions& options, c10::Devi
   const Topology topology = topology_of(whole_models, world.size());
   ParallelPlan plan = make_plan(topology, world.rank(), options);
   if (plan.sequence.size() == 1 && plan.tensor.size() == 1)
-    return on_device({.plan = std::move(plan), .shards = world, .model = world, .topology = topology.axes()}, device);
+    return on_device({.plan = std::move(plan), .shards = world, .stage = world, .model = world, .topology = topology.axes()}, device);
   auto grid = std::make_unique<Grid>(world, topology);
   TrainingGroups groups = host_groups_of(*grid, std::move(plan));
   groups.grid = std::move(grid);

@@ -32,6 +32,10 @@ bool OperatorPasses::is_part(const at::Tensor& tensor) const {
   return (sequence && sequence->is_part(tensor)) || (this->tensor && this->tensor->is_part(tensor));
 }
 
+at::Tensor OperatorPasses::whole(const at::Tensor& tensor) const {
+  return this->tensor && tensor.defined() ? this->tensor->gather(tensor) : tensor;
+}
+
 std::optional<std::vector<int64_t>> OperatorPasses::whole_sizes(const at::Tensor& tensor) const {
   if (sequence)
     if (auto sizes = sequence->whole_sizes(tensor)) return sizes;

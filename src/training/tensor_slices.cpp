@@ -4,10 +4,13 @@
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
+#include "training/stage_tensors.h"
 #include "trireme/base/error.h"
 #include "trireme/base/pattern.h"
 #include "trireme/comm/agreement.h"
@@ -20,15 +23,25 @@ namespace trireme {
 
 namespace {
 
-PartitionModel model_of(const ModuleTensors& tensors, const TrainingOptions& options) {
+PartitionModel model_of(const std::vector<StageTensors>& stages, const TrainingOptions& options) {
   PartitionModel model = options.partition_model.value_or(PartitionModel{});
   model.parameters.clear();
-  for (const NamedParameter& parameter : tensors.parameters) {
-    NamedShape& shape = model.parameters.emplace_back(NamedShape{parameter.name, parameter.tensor.sizes().vec()});
-    for (const auto& [other, name] : tensors.aliases)
-      if (name == parameter.name) shape.tied.push_back(other);
-  }
+  for (const StageTensors& stage : stages)
+    for (const ParameterSpec& parameter : stage.tensors) {
+      NamedShape& shape = model.parameters.emplace_back(NamedShape{parameter.name, parameter.shape});
+      for (const StageTensors& any : stages)
+        for (const auto& [other, name] : any.aliases)
+          if (name == parameter.name) shape.tied.push_back(other);
+    }
   return model;
+}
+
+StageTensors tensors_of(const ModuleTensors& tensors, const std::map<std::string, std::string>& copies) {
+  StageTensors stage{.tensors = {}, .aliases = tensors.aliases};
+  stage.aliases.insert(copies.begin(), copies.end());
+  for (const NamedParameter& parameter : tensors.parameters)
+    stage.tensors.push_back({parameter.name, parameter.tensor.sizes().vec()});
+  return stage;
 }
 
 TensorParallelOptions rules_of(const TrainingOptions& options, int ranks) {
@@ -99,10 +112,20 @@ PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& ten
   const SubjectScope subject("the tensor_parallel plan");
   const int ranks = groups.tensor->size();
   PartitionPlan plan;
-  all_or_throw(groups.model, [&] { plan = make_partition_plan(model_of(tensors, options), rules_of(options, ranks)); });
+  // Rules look at the whole model: at ties, at the order of layers.
+  const std::vector<StageTensors> stages = tensors_of_stages(groups.stages, tensors_of(tensors, options.copies));
+  all_or_throw(groups.model, [&] { plan = make_partition_plan(model_of(stages, options), rules_of(options, ranks)); });
   if (const auto difference = first_different_line(groups.model, [&] { return text_of(plan); }))
     throw ConfigError(str("initialize: the ranks would cut the model differently, first ", difference->text(),
                           "; give every rank the same partition_model and tp_plan"));
+  const auto planned = [&](const std::string& name) {
+    return *std::find_if(plan.parameters.begin(), plan.parameters.end(),
+                         [&](const PartitionedParameter& one) { return one.name == name; });
+  };
+  std::vector<PartitionedParameter> own;
+  for (const NamedParameter& parameter : tensors.parameters) own.push_back(planned(parameter.name));
+  for (const auto& [copy, name] : options.copies) own.push_back(planned(name));
+  plan.parameters = std::move(own);
   return plan;
 }
 
@@ -125,6 +148,23 @@ void cut_parameters(const TrainingGroups& groups, const PartitionPlan& plan, con
     parameter.tensor.set_data(slice);
     if (was_sharded) sharded.add(slice);
   }
+}
+
+std::vector<NamedParameter> cut_copies(int rank, std::span<const PartitionedParameter> plan,
+                                       const std::map<std::string, std::string>& names,
+                                       const torch::nn::Module& module, const PrecisionOptions& precision) {
+  const at::NoGradGuard no_grad;
+  const WithoutInterception own_operators;
+  const auto parameters = module.named_parameters();
+  std::vector<NamedParameter> copies;
+  for (const auto& [name, followed] : names) {
+    const TensorPart& part = plan[copies.size()].parts[rank];
+    NamedParameter& copy = copies.emplace_back(NamedParameter{.name = name, .tensor = parameters[name]});
+    const at::Tensor slice = cut_part(copy.tensor.detach(), part).to(dtype_of_weight(copy.tensor, precision));
+    copy.tensor.set_data(slice.contiguous());
+    copy.part = part;
+  }
+  return copies;
 }
 
 void join_parameters(Group& tensor, const PartitionPlan& plan, const std::vector<NamedParameter>& parameters) {

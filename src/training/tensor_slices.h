@@ -1,7 +1,10 @@
 // The slices of a model's parameters that a rank has where layers are cut over the axis "tensor".
 #pragma once
 
+#include <map>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "training/module_tensors.h"
@@ -12,7 +15,8 @@
 
 namespace trireme {
 
-/// How `tensors` are cut over `groups.tensor`, which there is. Changes nothing. Collective over `groups.model`.
+/// How `tensors`, and behind them `options.copies` by name, are cut over `groups.tensor`, which there is. Changes
+/// nothing. Collective over `groups.model`.
 ///
 /// Throws    ConfigError on every rank: as make_partition_plan(); ranks with other facts of the model, or another
 ///           tp_plan.
@@ -23,6 +27,12 @@ PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& ten
 /// dtype of `precision`, too, and slices stay sharded, over `groups.shards`. Collective over `groups.model`.
 void cut_parameters(const TrainingGroups& groups, const PartitionPlan& plan, const PrecisionOptions& precision,
                     std::vector<NamedParameter>& parameters);
+
+/// Those of `module` by `names`, TrainingOptions::copies, become slices, as `plan` has them in their order, and are cast
+/// as what they follow. Returns them. Local.
+std::vector<NamedParameter> cut_copies(int rank, std::span<const PartitionedParameter> plan,
+                                       const std::map<std::string, std::string>& names,
+                                       const torch::nn::Module& module, const PrecisionOptions& precision);
 
 /// Parameters that `plan` cuts become whole again, the same tensor objects. One at a time. Collective over `tensor`.
 void join_parameters(Group& tensor, const PartitionPlan& plan, const std::vector<NamedParameter>& parameters);

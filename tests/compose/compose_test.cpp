@@ -95,6 +95,8 @@ const std::multimap<std::string, trireme::Feature>& known_features() {
       {"sequence, ring", kSequence},
       {"sequence, ring", kRingAttention},
       {"tensor slices", kTensor},
+      {"slices in stages", kPipeline},
+      {"slices in stages", kTensor},
       {"parameter groups", kParameterGroups},
       {"zero::Init", kInit},
       {"Muon", kMatrixOptimizer},
@@ -122,13 +124,11 @@ const std::vector<Deviation>& deviations() {
     std::vector<Deviation> made;
     for (const char* one : {"MiCS", "hpZ"})
       for (const char* other : {"pipeline stages", "pipeline, split backward", "pipeline, chunks",
-                                "pipeline, V of chunks", "sequence, Ulysses", "sequence, ring"})
+                                "pipeline, V of chunks", "slices in stages", "sequence, Ulysses", "sequence, ring"})
         made.push_back(
             {one, other, " does not divide the 1 data-parallel ranks",
              "four ranks that are all stages, or have parts of one sequence, leave one that is data-parallel"});
-    for (const char* one : {"MiCS", "hpZ"})
-      made.push_back({one, "tensor slices", "", "two of four ranks are data-parallel, which leaves one replica"});
-    for (const char* other : {"pipeline stages", "pipeline, split backward", "pipeline, chunks"})
+    for (const char* other : {"pipeline stages", "pipeline, split backward", "pipeline, chunks", "slices in stages"})
       made.push_back({"leaf modules", other, "", "each stage has a module of that name"});
     return made;
   }();
@@ -170,6 +170,12 @@ std::function<void(Scenario&)> sequence(const char* attention) {
 void slices(Scenario& scenario) {
   scenario.ranks = 4;
   scenario.has_slices = true;
+}
+
+/// Two stages, each on two ranks that have slices of its layers.
+void slices_in_stages(Scenario& scenario) {
+  slices(scenario);
+  scenario.schedule = "1f1b";
 }
 
 std::function<void(Scenario&)> offload(const char* what) {
@@ -230,6 +236,7 @@ const std::vector<Feature>& features() {
       {"sequence, Ulysses", "axis", kRounding, sequence("ulysses"), kSums},
       {"sequence, ring", "axis", kRounding, sequence("ring"), kSums},
       {"tensor slices", "axis", kRounding, slices, kSums},
+      {"slices in stages", "axis", kRounding, slices_in_stages, kSums},
       {"second engine", "", kNothing, with(&Scenario::has_second_engine, true)},
       {"evaluation between", "", kNothing, with(&Scenario::evaluates_between, true)},
       {"schedule", "", kTraining,

@@ -66,17 +66,17 @@ struct Scenario {
   bool has_second_engine = false;       ///< another model trains in between, sharded and recomputed
   bool has_sequence_parts = false;      ///< each rank has some tokens of each sample
   bool has_slices = false;              ///< each two neighbouring ranks have slices of the same layers
-  std::string schedule = {};            ///< of a pipeline, a stage on each rank; empty: no pipeline
+  std::string schedule = {};  ///< of a pipeline, a stage on each rank, or on each two that have slices; empty: none
   Scope scope = Scope::kNone;
   Checkpoint checkpoint = Checkpoint::kNone;
 
   Scenario();
   bool is_in_stages() const { return !schedule.empty(); }
-  /// Ranks that have micro-batches of their own, where `world` ranks train.
-  int data_ranks(int world) const {
-    if (has_slices && world > 1) return world / 2;
-    return is_in_stages() || has_sequence_parts ? 1 : world;
-  }
+  /// Where `world` ranks train.
+  int slices(int world) const { return has_slices && world > 1 ? 2 : 1; }
+  int stages(int world) const { return is_in_stages() ? world / slices(world) : 1; }
+  /// Ranks that have micro-batches of their own.
+  int data_ranks(int world) const { return has_sequence_parts ? 1 : world / slices(world) / stages(world); }
   int micro_batches() const { return ranks * kAccumulation; }
 };
 
@@ -186,7 +186,7 @@ class NotedSgd final : public torch::optim::SGD {
 inline Config config_of(const Scenario& scenario, int ranks) {
   Json json = scenario.config;
   json["gradient_accumulation_steps"] = kAccumulation * ranks / scenario.data_ranks(ranks);
-  if (scenario.is_in_stages() && ranks > 1) json["pipeline"] = {{"stages", ranks}};
+  if (scenario.is_in_stages() && ranks > 1) json["pipeline"] = {{"stages", scenario.stages(ranks)}};
   if (scenario.has_sequence_parts) json["sequence_parallel_size"] = ranks;
   if (scenario.has_slices && ranks > 1) json["tensor_parallel"] = {{"autotp_size", 2}};
   Config config = config_from_json(json, ranks, {}, "ds_config.json");
@@ -344,7 +344,7 @@ inline std::vector<LayerSpec> layers_of(const Scenario& scenario, const torch::n
 
 inline PipelineModule stages_of(const Scenario& scenario, Group& world, int device) {
   PipelineModuleOptions cut;
-  cut.stages = world.size();
+  cut.stages = scenario.stages(world.size());
   cut.schedule = scenario.schedule;
   if (scenario.schedule == "interleaved" || scenario.schedule == "zb-v") cut.chunks = 2;
   if (scenario.is_initialized_sharded) cut.sharded_init = {.smallest_bytes = 0, .live_bytes = 0};
@@ -360,6 +360,13 @@ concept has_scopes = requires(AnyEngine& engine) {
   engine.coalesce_grad_reduction();
 };
 
+/// A pipeline's engine of which a test sees how its layers are cut.
+class OpenPipelineEngine final : public PipelineEngine {
+ public:
+  using PipelineEngine::PipelineEngine;
+  using PipelineEngine::training;
+};
+
 class StagedTraining final : public Training {
  public:
   StagedTraining(const Scenario& scenario, Group& world, int device, Notes& notes)
@@ -370,6 +377,7 @@ class StagedTraining final : public Training {
 
   EngineBase& engine() override { return engine_; }
   const torch::nn::Module& module() const override { return engine_.module(); }
+  const PartitionPlan* partition() const override { return engine_.training().partition(); }
   void load_checkpoint(const std::filesystem::path& folder, const std::string& tag) override {
     engine_.load_checkpoint(folder, {.tag = tag});
   }
@@ -400,7 +408,7 @@ class StagedTraining final : public Training {
   const Scenario& scenario_;
   const int device_;
   const std::unique_ptr<Group> group_;
-  PipelineEngine engine_;
+  OpenPipelineEngine engine_;
 };
 
 inline std::unique_ptr<Training> make_training(const Scenario& scenario, Group& world, int device, Notes& notes) {
@@ -490,7 +498,7 @@ inline void train_part(const Scenario& scenario, int begin, int end, const Look&
   FakeRecord device_record;
   Notes notes;
   std::mutex mutex;
-  std::optional<PartitionPlan> slices;
+  std::vector<PartitionedParameter> slices;
   outcome.steps.resize(end);
   run_ranks(scenario.ranks,
             [&](Rank& rank) {
@@ -514,7 +522,8 @@ inline void train_part(const Scenario& scenario, int begin, int end, const Look&
               finish(*training, rank.id());
               training->engine().destroy();
               const std::lock_guard lock(mutex);
-              if (training->partition() != nullptr) slices = *training->partition();
+              if (const PartitionPlan* const cut = training->partition(); cut != nullptr)
+                slices.insert(slices.end(), cut->parameters.begin(), cut->parameters.end());
               if (rank.id() == 0 || scenario.is_in_stages())
                 for (const auto& [name, tensor] : parameters_of(training->module()))
                   outcome.parameters[name] = tensor.cpu();
@@ -524,8 +533,8 @@ inline void train_part(const Scenario& scenario, int begin, int end, const Look&
     throw Error(ErrorCode::kInternal, "not ordered: " + races[0]);
   for (int number = begin; number < end; ++number) {
     StepRecord& record = outcome.steps[number];
-    if (scenario.has_client_optimizer && slices)
-      for (const PartitionedParameter& parameter : slices->parameters)
+    if (scenario.has_client_optimizer && !slices.empty())
+      for (const PartitionedParameter& parameter : slices)
         record.gradients[parameter.name] = joined(notes, number - begin, parameter).view(parameter.parts.front().shape);
     else if (scenario.has_client_optimizer)
       for (const auto& [name, tensor] : outcome.parameters)

@@ -291,10 +291,6 @@ TEST(ParallelPlan, RefusesAxesAndDegreesByName) {
   EXPECT_EQ(refusal_of(Topology({{"data", 2}}), {.degrees = {.data = 2, .tensor = 2}}),
             "tensor_parallel.autotp_size=2, and the grid has 1 ranks on the axis \"tensor\"; make the two the same");
   EXPECT_EQ(
-      refusal_of(Topology({{"pipe", 2}, {"tensor", 3}}), {.degrees = {.pipe = 2, .tensor = 3}}),
-      "axes \"pipe\" of 2 and \"tensor\" of 3 ranks: a pipeline's stages are not cut into slices yet; make one of "
-      "the two 1");
-  EXPECT_EQ(
       refusal_of(Topology({{"sequence", 2}, {"tensor", 3}}), {.degrees = {.tensor = 3, .sequence = 2}}),
       "axes \"sequence\" of 2 and \"tensor\" of 3 ranks: layers in slices do not take parts of sequences yet; make "
       "one of the two 1");
@@ -335,10 +331,11 @@ TEST(Exclusions, ThatOptionsTellAreRefusedByThePlan) {
          options.states_over_replicas = true;
          options.pager.disk.folder = "/disk";
        }},
-      {{Feature::kReplicas, Feature::kSequence}, [](ParallelOptions& options) { options.degrees.sequence = 2; }},
-      {{Feature::kReplicas, Feature::kTensor}, [](ParallelOptions& options) { options.degrees.tensor = 2; }},
-      {{Feature::kPipeline, Feature::kTensor},
-       [](ParallelOptions& options) { options.degrees = {.data = 1, .pipe = 2, .tensor = 2}; }},
+      {{Feature::kPipeline, Feature::kShardedTokens},
+       [](ParallelOptions& options) {
+         options.degrees = {.data = 1, .pipe = 2, .tensor = 2};
+         options.shards_tokens = true;
+       }},
       {{Feature::kSequence, Feature::kTensor},
        [](ParallelOptions& options) { options.degrees = {.data = 1, .tensor = 2, .sequence = 2}; }},
       {{Feature::kPipeline, Feature::kSequence},

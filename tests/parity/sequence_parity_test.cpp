@@ -30,6 +30,21 @@ INSTANTIATE_TEST_SUITE_P(Layouts, SequenceParityOfFewLayouts,
 TEST_P(SequenceParityOfFewLayouts, TrainsAsOneRankWithRecomputation) { expect_parity_with_recomputation(); }
 TEST_P(SequenceParityOfFewLayouts, TrainsAsOneRankIn16Bits) { expect_parity_in_16_bits(); }
 
+/// Two replicas, each of two shards, each of two parts of a sample.
+TEST(SequenceParity, OfReplicasTrainsAsOneRank) {
+  for (const char* replicas : {"mics_shard_size", "zero_hpz_partition_size"})
+    for (const char* attention : {"ulysses", "ring"})
+      for (int stage = 1; stage <= 3; ++stage) {
+        if (stage < 3 && std::string(replicas) == "zero_hpz_partition_size") continue;
+        SCOPED_TRACE(str(replicas, ", ", attention, ", ZeRO ", stage));
+        Json json = settings(4);
+        json["sequence_parallel_size"] = 2;
+        json["trireme"]["sequence_attention"] = attention;
+        json["zero_optimization"] = {{"stage", stage}, {replicas, 2}};
+        expect_near(train(8, json), of_one_rank(), 1e-5);
+      }
+}
+
 TEST(SequenceParity, ACheckpointGoesOnAtAnotherDegree) {
   const TemporaryFolder folder;
   Json json = settings(1);

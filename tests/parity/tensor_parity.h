@@ -45,21 +45,24 @@ inline std::shared_ptr<LlamaImpl> make_model(bool is_tied = false) {
 
 inline PartitionModel facts() { return {.model_type = "llama", .heads = 4, .key_value_heads = 2}; }
 
-inline Json settings(int data, int tensor, int stage, bool shards_tokens = false) {
-  return {{"train_micro_batch_size_per_gpu", 1},
-          {"gradient_accumulation_steps", kSamples / data},
-          {"gradient_clipping", 0.3},
-          {"zero_optimization", {{"stage", stage}}},
-          {"tensor_parallel", {{"autotp_size", tensor}, {"sequence_parallel", shards_tokens}}},
-          {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.01}, {"eps", 1e-3}}}}}};
-}
-
 struct Case {
   bool is_tied = false;
   bool knows_heads = true;
   bool is_under_init = false;
   bool shards_tokens = false;
+  const char* replicas = nullptr;  ///< the key that shards states over two data-parallel ranks
 };
+
+inline Json settings(int data, int tensor, int stage, const Case& of = {}) {
+  Json zero = {{"stage", stage}};
+  if (of.replicas != nullptr && data > 1) zero[of.replicas] = 2;
+  return {{"train_micro_batch_size_per_gpu", 1},
+          {"gradient_accumulation_steps", kSamples / data},
+          {"gradient_clipping", 0.3},
+          {"zero_optimization", zero},
+          {"tensor_parallel", {{"autotp_size", tensor}, {"sequence_parallel", of.shards_tokens}}},
+          {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.01}, {"eps", 1e-3}}}}}};
+}
 
 inline Outcome train(Group& world, const Json& json, const Case& of) {
   at::set_num_threads(1);
@@ -113,7 +116,7 @@ inline void expect_parity(int data, int tensor, int stage, const Case& of = {}) 
   run_ranks(1, [&](Rank& rank) { expected = train(rank.world(), settings(1, 1, 0), of); });
   std::mutex mutex;
   run_ranks(data * tensor, [&](Rank& rank) {
-    const Outcome got = train(rank.world(), settings(data, tensor, stage, of.shards_tokens), of);
+    const Outcome got = train(rank.world(), settings(data, tensor, stage, of), of);
     const std::lock_guard lock(mutex);
     expect_near(got, expected, 1e-5, data == 1);
   });

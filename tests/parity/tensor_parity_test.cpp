@@ -25,6 +25,12 @@ TEST(TensorParity, ShardedTokens) {
   expect_parity(2, 2, 2, {.is_tied = true, .shards_tokens = true});
 }
 
+/// Two replicas, each of two shards, each of two slices.
+TEST(TensorParity, ReplicasOfSlices) {
+  for (const int stage : {1, 2, 3}) expect_parity(4, 2, stage, {.replicas = "mics_shard_size"});
+  expect_parity(4, 2, 3, {.is_tied = true, .replicas = "zero_hpz_partition_size"});
+}
+
 TEST(TensorParity, HeadsThatNobodyHasTold) { expect_parity(1, 2, 2, {.knows_heads = false}); }
 
 }  // namespace

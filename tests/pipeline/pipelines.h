@@ -5,6 +5,7 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <string>
@@ -38,6 +39,7 @@ LayerSpec drawn(int layer, Arguments... arguments) {
 struct Recipe {
   int data = 1;  ///< data-parallel ranks
   int stages = 2;
+  int tensor = 1;  ///< ranks that have slices of a stage's layers
   int micro_batches = 4;
   std::string schedule = "1f1b";
   bool tied = false;  ///< the last layer multiplies with the embedding's weight
@@ -55,7 +57,7 @@ inline int chunks_of(const std::string& schedule) {
 }
 
 inline Config config_of(const Recipe& recipe, int world) {
-  Config config = default_config(world, {.pipe = world / recipe.data});
+  Config config = default_config(world, {.pipe = recipe.stages, .tensor = recipe.tensor});
   config.optimizer = {.kind = OptimizerKind::kAdamW, .lr = 0.02, .weight_decay = 0.01};
   config.batch = {.train_batch_size = 2 * recipe.micro_batches * recipe.data,
                   .train_micro_batch_size_per_gpu = 2,
@@ -106,13 +108,23 @@ struct Outcome {
   std::vector<float> losses;
   std::map<std::string, at::Tensor> weights;
   PipelineCounters counters;
+  int cut_parameters = 0;  ///< of which a rank has a slice
 };
 
-/// The weights of this rank's engine, whole. Collective over its data-parallel ranks.
+/// The weights of this rank's engine, whole (slices where layers are cut). Collective over its data-parallel ranks.
 inline std::map<std::string, at::Tensor> weights_of(EngineBase& engine) {
   std::map<std::string, at::Tensor> weights;
   for (size_t i = 0; i < engine.pager().parameters().size(); ++i)
     weights[engine.pager().parameters()[i].name] = engine.pager().whole(static_cast<int>(i)).detach().clone();
+  return weights;
+}
+
+/// The weights that `engine` gives back, whole, without copies. Collective over the ranks of its stage.
+inline std::map<std::string, at::Tensor> weights_after(PipelineEngine& engine) {
+  std::map<std::string, at::Tensor> weights = weights_of(engine);
+  engine.destroy();
+  for (const auto& item : engine.module().named_parameters())
+    if (const auto found = weights.find(item.key()); found != weights.end()) found->second = item.value().detach();
   return weights;
 }
 
@@ -141,7 +153,9 @@ inline Outcome train_whole(const Recipe& recipe) {
   Outcome outcome;
   run_ranks(recipe.data, [&](Rank& rank) {
     Whole module(layers_of(recipe));
-    auto engine = trireme::initialize(rank.world(), module, {.config = config_of(recipe, rank.size())});
+    Recipe whole = recipe;
+    whole.stages = whole.tensor = 1;
+    auto engine = trireme::initialize(rank.world(), module, {.config = config_of(whole, rank.size())});
     for (int step = 0; step < recipe.steps; ++step) {
       at::Tensor sum = at::zeros({1});
       for (int i = 0; i < recipe.micro_batches; ++i) {
@@ -187,18 +201,23 @@ inline MicroBatches batches_of(int data_rank) {
 inline Outcome train_in_stages(const Recipe& recipe) {
   Outcome outcome;
   std::mutex mutex;
-  run_ranks(recipe.data * recipe.stages, [&](Rank& rank) {
+  run_ranks(recipe.data * recipe.stages * recipe.tensor, [&](Rank& rank) {
     PipelineModule module = pipeline_of(recipe);
     auto engine = trireme::initialize(rank.world(), module, {.config = config_of(recipe, rank.size())});
     const int data_rank = engine.group().rank();
     const MicroBatches batches = recipe.batches ? recipe.batches(data_rank) : batches_of(data_rank);
     std::vector<float> losses;
     for (int step = 0; step < recipe.steps; ++step) losses.push_back(engine.train_batch(batches).item<float>());
-    auto weights = weights_of(engine);
+    const PipelineCounters counters = engine.runner().counters();
+    const bool is_first = engine.group().rank() == 0;
+    const auto cut = std::ranges::count_if(engine.pager().parameters(),
+                                           [](const ParameterSpec& spec) { return spec.part.dim >= 0; });
+    auto weights = recipe.tensor > 1 ? weights_after(engine) : weights_of(engine);
     const std::lock_guard lock(mutex);
     if (rank.id() == 0) outcome.losses = losses;
-    if (rank.id() == 0) outcome.counters = engine.runner().counters();
-    if (engine.group().rank() == 0) outcome.weights.merge(weights);
+    if (rank.id() == 0) outcome.counters = counters;
+    if (is_first) outcome.cut_parameters += static_cast<int>(cut);
+    if (is_first) outcome.weights.merge(weights);
   });
   return outcome;
 }

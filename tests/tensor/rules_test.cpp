@@ -475,6 +475,16 @@ TEST(Heuristics, RefuseFamiliesThatTheyCannotKnowAndBlocksWithoutARow) {
   EXPECT_SAYS(refusal([&] { return make_partition_plan(flat, {.autotp_size = 2}); }), "no numbered blocks");
 }
 
+TEST(Heuristics, TakeLayersOfASequenceForBlocksWhereTheyHaveLayers) {
+  const PartitionModel model{.parameters = {{.name = "0.weight", .shape = {4, 4}},
+                                            {.name = "1.mlp.fc1.weight", .shape = {8, 4}},
+                                            {.name = "1.mlp.fc2.weight", .shape = {4, 8}}}};
+  const PartitionPlan plan = make_partition_plan(model, {.autotp_size = 2});
+  EXPECT_EQ(parameter_of(plan, "0.weight").kind, PartitionKind::kReplicated);
+  EXPECT_EQ(parameter_of(plan, "1.mlp.fc1.weight").kind, PartitionKind::kColumn);
+  EXPECT_EQ(parameter_of(plan, "1.mlp.fc2.weight").kind, PartitionKind::kRow);
+}
+
 TEST(Heuristics, RefuseAnAttentionWithoutARowBesideAnMlpThatHasOne) {
   PartitionModel model = model_of(family("llama"));
   model.model_type = "";

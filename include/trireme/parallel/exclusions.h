@@ -26,6 +26,7 @@ enum class Feature : uint8_t {
   kPipeline,
   kSequence,
   kTensor,
+  kShardedTokens,  ///< tensor_parallel.sequence_parallel
   kRingAttention,
   kDevice,          ///< parameters on a GPU
   kSeparateMemory,  ///< ranks that do not share memory
@@ -63,7 +64,9 @@ inline constexpr const char* kNoLayers =
 /// All rows; those that options alone decide stand in the order in which they are checked.
 const std::vector<Exclusion>& exclusions();
 
-/// The row of two features, in any order. Requires  there is one.
+/// The row of two features, in any order; null: they can be combined.
+const Exclusion* find_exclusion(Feature one, Feature other);
+/// The same. Requires  there is one.
 const Exclusion& exclusion_of(Feature one, Feature other);
 
 /// The first row decided by options alone of which both features are on; null: none.

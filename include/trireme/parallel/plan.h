@@ -30,6 +30,7 @@ struct ParallelOptions {
   PagerPolicy pager = {};
   bool states_over_replicas = false;  ///< ShardMesh::states_over_replicas
   SequenceAttention sequence_attention = SequenceAttention::kUlysses;
+  bool shards_tokens = false;  ///< TensorParallelOptions::sequence_parallel
   bool recomputes_selectively = false;
   bool computes_in_tiles = false;
 };

@@ -17,7 +17,8 @@ namespace trireme {
 struct TrainingGroups {
   ParallelPlan plan;                ///< without parameters
   Group& shards;                    ///< over which ZeRO shards: ParallelPlan::sums
-  Group& model;                     ///< all ranks that step together, `shards` or more
+  Group& stage;                     ///< that have the same layers, whole or slices of them, `shards` or more
+  Group& model;                     ///< all ranks that step together, `stage` or more
   Group* sequence = nullptr;        ///< ranks that share samples; null: every rank has its own
   Group* tensor = nullptr;          ///< ranks that have slices of the same layers; null: layers are not cut
   Group* replicas = nullptr;        ///< ranks that hold the same shards and update them alike; null: no two do
@@ -26,9 +27,6 @@ struct TrainingGroups {
   std::unique_ptr<Grid> grid = {};  ///< owns the groups; null: the caller does
   /// Groups made for the parameters' device, and those that make_meshes() has split.
   std::vector<std::unique_ptr<Group>> own = {};
-
-  /// The ranks that have the same layers, whole or slices of them. (Slices with several stages do not exist yet.)
-  Group& stage() const { return tensor != nullptr ? model : shards; }
 };
 
 /// Collective where `device` needs groups of its own. Throws as make_plan().

@@ -31,6 +31,9 @@ struct OperatorPasses {
   void speak_of_wholes() const;
   /// Whether `tensor` is a part or slice, of which only several ranks together have the whole.
   bool is_part(const at::Tensor& tensor) const;
+  /// The whole of `tensor`, where it is a slice of a layer's; differentiable. Collective then over those who share the
+  /// layer.
+  at::Tensor whole(const at::Tensor& tensor) const;
   /// The sizes of the whole of a part or slice; nothing: `tensor` is neither.
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) const;
 

@@ -42,6 +42,8 @@ struct TrainingOptions {
   std::function<std::vector<std::pair<std::string, at::Tensor>>()> present_buffers = {};
   /// Names of the module's parameters that stay the program's own: neither sharded, updated nor saved.
   std::set<std::string> unmanaged = {};
+  /// Name of an unmanaged parameter that is a copy -> name of the parameter that it follows, on any stage.
+  std::map<std::string, std::string> copies = {};
   /// Other name -> name of the parameter, for ties that the module does not show: those with copies on other ranks.
   std::map<std::string, std::string> aliases = {};
   /// With Degrees::tensor above 1: type and head counts of the model, by which its layers are cut; its parameters are

@@ -5,8 +5,11 @@ import json
 import torch
 from torch.utils import _pytree
 
+from .... import config as configs
 from ...._native import core
+from ....activations import eager
 from ....errors import ConfigError, PipelineError, StateError, UnsupportedError
+from ....tensor.model_facts import facts_of
 from ... import checkpointing
 from ...engine import DeepSpeedEngine
 from ...missing import names_of
@@ -67,9 +70,26 @@ class PipelineEngine(DeepSpeedEngine):
         tied = {}
         for of_stage in self.over_stages(self.module.tied_parameters()):
             tied.update(of_stage)
-        return core.StageEngine(self.world, self.grid.topology().ranks, self.module, read, groups, make_client, output,
+        facts = facts_of(self.module) if configs.tensor_degree(self._resolved) > 1 else None
+        return core.StageEngine(self.world, self._ranks(), self.module, read, groups, make_client, output,
                                 _loss_function(self.module, self._losses, self._additional), tied, self.module.tied_copies(), self.module.parameters_of_parts(),
-                                self.module.schedule, self.module.chunks, self.module.dynamic_shape)
+                                self.module.schedule, self.module.chunks, self.module.dynamic_shape, facts)
+
+    def _ranks(self):
+        """The module's topology under the library's names: DeepSpeed's "model" is "tensor". Raises ConfigError,
+        UnsupportedError."""
+        topology, slices = self.grid.topology(), configs.tensor_degree(self._resolved)
+        of_model = topology.ranks.size_of("model")
+        if of_model > 1 and slices == 1:
+            raise UnsupportedError(f"PipelineModule: {topology} has {of_model} ranks on the axis \"model\", and nothing says how layers are cut over them; set "
+                                   f"tensor_parallel.autotp_size to {of_model}. Layers that a program cuts itself are not there yet")
+        if of_model != slices:
+            raise ConfigError(f"tensor_parallel.autotp_size={slices}, and the ranks of the PipelineModule have {of_model} on the axis \"model\"; give it "
+                              f"topology=PipeModelDataParallelTopology(num_pp={self.num_stages}, num_mp={slices}, "
+                              f"num_dp={self.world.size // self.num_stages // slices or 1})")
+        if slices > 1:
+            eager.check(self.module, ["tensor_parallel.autotp_size"])
+        return core.Topology([("tensor" if axis == "model" else axis, size) for axis, size in zip(topology.axes, topology.dims)])
 
     def over_stages(self, value):
         """JSON's values: `value` of each stage of this rank's pipeline. Collective."""
