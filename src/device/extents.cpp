@@ -1,4 +1,4 @@
-#include "device/extents.h"
+#include "trireme/device/extents.h"
 
 #include <ATen/ops/from_blob.h>
 
@@ -26,9 +26,8 @@ class Extents::Slice final : public SliceStore {
 
   void read(Bytes begin, std::span<std::byte> to) override {
     const DiskBuffer scratch(kDiskPieceBytes);
-    each_piece(begin, to, [&](int64_t offset, std::span<std::byte> part) {
-      read_bytes(*extents_.file_, offset, part, scratch);
-    });
+    each_piece(begin, to,
+               [&](int64_t offset, std::span<std::byte> part) { read_bytes(*extents_.file_, offset, part, scratch); });
   }
   void write(Bytes begin, std::span<const std::byte> from) override {
     const DiskBuffer scratch(kDiskPieceBytes);

@@ -62,8 +62,8 @@ SliceStore* DiskStates::store(size_t slice, int tensor, int64_t begin, int64_t n
   const at::ScalarType dtype = slices_[slice].dtype;
   for (const BlockPlace& place : blocks(slice, begin, begin + numel)) {
     const int64_t from = std::max(begin, place.begin), to = std::min(begin + numel, place.end);
-    pieces.push_back({extent(place), tensor * stride(place) + bytes_of(from - place.begin, dtype),
-                      bytes_of(to - from, dtype)});
+    pieces.push_back(
+        {extent(place), tensor * stride(place) + bytes_of(from - place.begin, dtype), bytes_of(to - from, dtype)});
   }
   return extents_.slice(dtype, std::move(pieces));
 }

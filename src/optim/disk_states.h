@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-#include "device/extents.h"
+#include "trireme/device/extents.h"
 
 namespace trireme {
 
@@ -56,7 +56,7 @@ class DiskStates {
   Bytes stride(const BlockPlace& place) const {
     return {disk_aligned(bytes_of(place.end - place.begin, slices_[place.slice].dtype).count)};
   }
-  /// Of all extents; sets where those of each slice begin.
+  /// The sizes of all extents; sets where those of each slice begin.
   std::vector<Bytes> place_slices();
 
   const std::vector<Slice> slices_;

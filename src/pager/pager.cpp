@@ -8,7 +8,6 @@
 #include <optional>
 #include <utility>
 
-#include "device/extents.h"
 #include "pager/acceptance.h"
 #include "pager/gradients/deferred_gradients.h"
 #include "pager/gradients/gradient_watch.h"
@@ -19,6 +18,7 @@
 #include "trireme/base/log.h"
 #include "trireme/comm/agreement.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/device/extents.h"
 #include "trireme/device/stream.h"
 #include "trireme/intercept.h"
 #include "trireme/pager/storage/written_values.h"
@@ -54,8 +54,7 @@ class Pager::Impl {
     for (const ShardMesh& mesh : meshes_) sizes.push_back(mesh.size());
     layout_ = make_layout(specs_, sizes, policy.units);
     plan_offload();
-    if (policy_.disk.is_on())
-      all_or_throw(group_, [this] { extents_ = make_shard_extents(layout_, policy_.disk); });
+    if (policy_.disk.is_on()) all_or_throw(group_, [this] { extents_ = make_shard_extents(layout_, policy_.disk); });
     managed_ = take_over(std::move(parameters), layout_);
     make_stores();
     for (ManagedParameter& managed : managed_) managed.owner->pager = &handle_;

@@ -16,8 +16,8 @@ std::string module_of(const std::string& name) {
 
 std::string leaf_of(const std::string& module) { return module.substr(module.rfind('.') + 1); }
 
-/// "h.3" of "h.3.mlp.fc.weight", "3" of "3.mlp.fc.weight" (a sequence's or pipeline's layer that has layers); "" outside
-/// of numbered blocks.
+/// "h.3" of "h.3.mlp.fc.weight", "3" of "3.mlp.fc.weight" (a sequence's or pipeline's layer that has layers); ""
+/// outside of numbered blocks.
 std::string block_of(const std::string& name) {
   const size_t first = name.find('.');
   const bool is_numbered = first > 0 && name.find_first_not_of("0123456789") == first;

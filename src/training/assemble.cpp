@@ -135,8 +135,7 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
   if (partition_) {
     slices_ = tensors.parameters;
     const std::span copies = std::span(partition_->parameters).subspan(slices_.size());
-    for (NamedParameter& copy :
-         cut_copies(groups_.tensor->rank(), copies, options.copies, module, config_.precision))
+    for (NamedParameter& copy : cut_copies(groups_.tensor->rank(), copies, options.copies, module, config_.precision))
       slices_.push_back(std::move(copy));
   }
   pager_ =

@@ -100,8 +100,8 @@ void GradientProof::show() {
   is_shown_ = agree(model_, is_finite, problem);
 }
 
-/// Ranks that have the same elements and other gradients of them, from the numbers of all ranks of the tensor group; "":
-/// there are none.
+/// Ranks that have the same elements and other gradients of them, from the numbers of all ranks of the tensor group;
+/// "": there are none.
 std::string GradientProof::problem_of(const at::Tensor& all) const {
   const auto numbers = all.accessor<double, 3>();
   const double all_norm = std::sqrt(all.select(2, 0).sum(1).max().item<double>());
@@ -142,9 +142,9 @@ void ReplicaProof::show() {
       const double norm = std::sqrt(numbers[0][i][0]), other = std::sqrt(numbers[rank][i][0]);
       const double difference = std::max(std::abs(norm - other), std::abs(numbers[0][i][1] - numbers[rank][i][1]));
       if (!(difference > kOfOwnNorm * std::max(norm, other) + kOfAllNorms * all_norm)) continue;
-      problem =
-          str("a sum over the axis \"replica\" is wrong: ranks 0 and ", rank, " of group '", replicas_.name(), "' hold the same shards and have gradients of \"",
-              pager_.parameters()[static_cast<size_t>(i)].name, "\" of norms ", norm, " and ", other);
+      problem = str("a sum over the axis \"replica\" is wrong: ranks 0 and ", rank, " of group '", replicas_.name(),
+                    "' hold the same shards and have gradients of \"", pager_.parameters()[static_cast<size_t>(i)].name,
+                    "\" of norms ", norm, " and ", other);
     }
   is_shown_ = agree(model_, is_finite, problem);
 }

@@ -71,7 +71,9 @@ TrainingGroups groups_of(Group& world, const ParallelOptions& options, c10::Devi
   const Topology topology = topology_of(whole_models, world.size());
   ParallelPlan plan = make_plan(topology, world.rank(), options);
   if (plan.sequence.size() == 1 && plan.tensor.size() == 1)
-    return on_device({.plan = std::move(plan), .shards = world, .stage = world, .model = world, .topology = topology.axes()}, device);
+    return on_device(
+        {.plan = std::move(plan), .shards = world, .stage = world, .model = world, .topology = topology.axes()},
+        device);
   auto grid = std::make_unique<Grid>(world, topology);
   TrainingGroups groups = host_groups_of(*grid, std::move(plan));
   groups.grid = std::move(grid);

@@ -151,8 +151,8 @@ void cut_parameters(const TrainingGroups& groups, const PartitionPlan& plan, con
 }
 
 std::vector<NamedParameter> cut_copies(int rank, std::span<const PartitionedParameter> plan,
-                                       const std::map<std::string, std::string>& names,
-                                       const torch::nn::Module& module, const PrecisionOptions& precision) {
+                                       const std::map<std::string, std::string>& names, const torch::nn::Module& module,
+                                       const PrecisionOptions& precision) {
   const at::NoGradGuard no_grad;
   const WithoutInterception own_operators;
   const auto parameters = module.named_parameters();

@@ -28,11 +28,11 @@ PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& ten
 void cut_parameters(const TrainingGroups& groups, const PartitionPlan& plan, const PrecisionOptions& precision,
                     std::vector<NamedParameter>& parameters);
 
-/// Those of `module` by `names`, TrainingOptions::copies, become slices, as `plan` has them in their order, and are cast
-/// as what they follow. Returns them. Local.
+/// Those of `module` by `names`, TrainingOptions::copies, become slices, as `plan` has them in their order, and are
+/// cast as what they follow. Returns them. Local.
 std::vector<NamedParameter> cut_copies(int rank, std::span<const PartitionedParameter> plan,
-                                       const std::map<std::string, std::string>& names,
-                                       const torch::nn::Module& module, const PrecisionOptions& precision);
+                                       const std::map<std::string, std::string>& names, const torch::nn::Module& module,
+                                       const PrecisionOptions& precision);
 
 /// Parameters that `plan` cuts become whole again, the same tensor objects. One at a time. Collective over `tensor`.
 void join_parameters(Group& tensor, const PartitionPlan& plan, const std::vector<NamedParameter>& parameters);

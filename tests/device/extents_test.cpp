@@ -1,5 +1,5 @@
 // Extents by themselves: whatever is read comes behind what was put back, and memory is there while it is lent.
-#include "device/extents.h"
+#include "trireme/device/extents.h"
 
 #include <gtest/gtest.h>
 
@@ -34,14 +34,13 @@ class LateFile final : public DiskFile {
 struct ExtentsTest : ::testing::Test {
   testing::TemporaryFolder folder;
   bool fails = false;
-  Extents extents{{{kBytes}, {2 * kBytes}, {kBytes}},
-                  {.folder = folder.path().string(),
-                   .buffers = 3,
-                   .make_file =
-                       [this](const std::string& in, int64_t bytes) {
-                         return std::make_unique<LateFile>(make_disk_file(in, bytes), fails);
-                       }},
-                  {"the.key", "what is there"}};
+  Extents extents{
+      {{kBytes}, {2 * kBytes}, {kBytes}},
+      {.folder = folder.path().string(),
+       .buffers = 3,
+       .make_file = [this](const std::string& in,
+                           int64_t bytes) { return std::make_unique<LateFile>(make_disk_file(in, bytes), fails); }},
+      {"the.key", "what is there"}};
 
   static int64_t bytes_of(int extent) { return extent == 1 ? 2 * kBytes : kBytes; }
   /// The one value of all bytes of the extent; nothing where they differ.

@@ -14,7 +14,7 @@ using pipeline_testing::train_whole;
 
 void expect_parity(const Recipe& recipe, double tolerance = 1e-5) {
   const Outcome expected = train_whole(recipe), got = train_in_stages(recipe);
-  // Of each rank of a place on "tensor": all but biases of layers that are cut by inputs.
+  // Each rank has slices of all but the biases of layers that are cut by inputs.
   if (recipe.tensor > 1) {
     EXPECT_EQ(got.cut_parameters, recipe.tensor * (recipe.tied ? 10 : 12));
   }
@@ -37,15 +37,11 @@ PartitionConfig by_turns() {
 }
 
 Recipe cut_stages(int data, int zero, const std::string& schedule = "1f1b") {
-  return {.data = data,
-          .stages = 2,
-          .tensor = 2,
-          .schedule = schedule,
-          .steps = 4,
-          .configure = [zero](Config& config) {
-            config.pager.stage = zero;
-            config.tensor.partition_config = by_turns();
-          }};
+  return {
+      .data = data, .stages = 2, .tensor = 2, .schedule = schedule, .steps = 4, .configure = [zero](Config& config) {
+        config.pager.stage = zero;
+        config.tensor.partition_config = by_turns();
+      }};
 }
 
 TEST(StagesOfSlices, TrainAsOneProcess) {

@@ -1,5 +1,6 @@
-"""Pipelines whose stages are cut over ranks, with data parallelism beside them: DeepSpeed's PipeModelDataParallelTopology
-with tensor_parallel.autotp_size. Each rank compares losses, gradients and weights with plain PyTorch."""
+"""Pipelines whose stages are cut over ranks, with data parallelism beside them: DeepSpeed's
+PipeModelDataParallelTopology with tensor_parallel.autotp_size. Each rank compares losses, gradients and weights with
+plain PyTorch."""
 import unittest
 
 from harness import Case, main
@@ -14,7 +15,7 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 deepspeed.init_distributed()
 torch.set_num_threads(1)
 VOCABULARY, HIDDEN, HEADS, LENGTH, STEPS = 31, 16, 4, 6, 3
-# What heuristics find, and the word embedding, which is the head too.
+# The layers that heuristics find, and the word embedding, which is the head too.
 RULES = {"layer_specs": [{"patterns": [".*(q|k|v)_proj.*", ".*fc1.*", "0[.]weight"], "partition_type": "column"},
                          {"patterns": [".*o_proj.*", ".*fc2.*"], "partition_type": "row"}]}
 

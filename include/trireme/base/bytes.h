@@ -16,7 +16,7 @@ struct Bytes {
 inline Bytes operator+(Bytes a, Bytes b) { return {a.count + b.count}; }
 inline Bytes operator*(int64_t times, Bytes bytes) { return {times * bytes.count}; }
 
-/// What `numel` elements take.
+/// The size of `numel` elements.
 inline Bytes bytes_of(int64_t numel, c10::ScalarType dtype) {
   return numel * Bytes{static_cast<int64_t>(c10::elementSize(dtype))};
 }

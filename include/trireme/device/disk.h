@@ -120,7 +120,8 @@ class DiskQueue {
   DiskQueue(const DiskQueue&) = delete;
   DiskQueue& operator=(const DiskQueue&) = delete;
 
-  /// In pieces of kDiskPieceBytes, which several threads move at a time. DiskTransfer::get() throws what the file throws.
+  /// In pieces of kDiskPieceBytes, which several threads move at a time. DiskTransfer::get() throws what the file
+  /// throws.
   DiskTransfer read(int64_t offset, std::span<std::byte> to);  ///< into any memory
   DiskTransfer write(int64_t offset, std::span<const std::byte> from);
 

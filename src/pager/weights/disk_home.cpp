@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "device/extents.h"
 #include "pager/weights/shard_home.h"
+#include "trireme/device/extents.h"
 #include "trireme/intercept.h"
 
 namespace trireme {
@@ -55,7 +55,7 @@ class DiskHome final : public ShardHome {
   }
 
   void lease() override {
-    // Of those that are updated next, as many are read as there are buffers for.
+    // As many of those that are updated next are read as there are buffers for.
     std::vector<int> next;
     const int units = static_cast<int>(layout_.units.size());
     for (int unit = unit_ + 1; unit < units && static_cast<int>(next.size()) < extents_.ahead(); ++unit)

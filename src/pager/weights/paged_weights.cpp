@@ -17,7 +17,6 @@
 #include <algorithm>
 #include <span>
 
-#include "device/extents.h"
 #include "pager/storage/buffer_arena.h"
 #include "pager/storage/kernels.h"
 #include "pager/weights/flat_buffers.h"
@@ -25,6 +24,7 @@
 #include "pager/weights/shard_home.h"
 #include "pager/weights/store.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/device/extents.h"
 #include "trireme/pager/storage/written_values.h"
 
 namespace trireme {

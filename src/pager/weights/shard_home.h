@@ -48,8 +48,8 @@ class ShardHome : public SliceHome {
 /// Whether the memory of the parameters' device has the shard of `unit`: its own, or a copy of the host's.
 bool is_shard_on_device(const StoreContext& context, int unit);
 
-/// A home with the values of `shard` [shard_numel]. One on the device takes memory from `buffers`; one of which the host
-/// has the truth sends that on `returns`.
+/// A home with the values of `shard` [shard_numel]. One on the device takes memory from `buffers`; one of which the
+/// host has the truth sends that on `returns`.
 std::unique_ptr<ShardHome> make_shard_home(const StoreContext& context, int unit, const at::Tensor& shard,
                                            FlatBuffers& buffers, const SideStream& returns);
 

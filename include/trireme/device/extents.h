@@ -1,4 +1,5 @@
-// Extents of bytes in a file on disk: each is in memory only while it is used, read ahead of that and written behind it.
+// Extents of bytes in a file on disk: each is in memory only while it is used, read ahead of that and written behind
+// it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -68,7 +69,7 @@ class Extents {
 
   /// Throws StateError: a write has failed.
   void require_whole() const;
-  /// What the extents have is of no use from here on, `why`.
+  /// The extents' contents are of no use from here on, `why`.
   void break_off(const std::string& why);
 
   DiskUse use() const { return DiskUse{.bytes = bytes_} + queue_->use(); }
@@ -87,7 +88,9 @@ class Extents {
     DiskTransfer transfer;
   };
 
-  std::span<std::byte> memory_of(int extent) { return places_[extent].buffer->first(disk_aligned(sizes_[extent].count)); }
+  std::span<std::byte> memory_of(int extent) {
+    return places_[extent].buffer->first(disk_aligned(sizes_[extent].count));
+  }
   /// Nothing of the extent is in memory or on its way.
   void await_disk(int extent);
   void begin_read(int extent);
