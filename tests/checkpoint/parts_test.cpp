@@ -271,11 +271,11 @@ class StringStore final : public SliceStore {
       : dtype_(values.scalar_type()), bytes_(static_cast<const char*>(values.const_data_ptr()), values.nbytes()) {}
   at::ScalarType dtype() const override { return dtype_; }
   int64_t numel() const override { return static_cast<int64_t>(bytes_.size() / c10::elementSize(dtype_)); }
-  void read(int64_t begin, std::span<std::byte> to) override {
+  void read(Bytes begin, std::span<std::byte> to) override {
     largest_read = std::max(largest_read, to.size());
     std::memcpy(to.data(), &bytes_[begin], to.size());
   }
-  void write(int64_t begin, std::span<const std::byte> from) override {
+  void write(Bytes begin, std::span<const std::byte> from) override {
     std::memcpy(&bytes_[begin], from.data(), from.size());
   }
   bool operator==(const StringStore& other) const { return bytes_ == other.bytes_; }
