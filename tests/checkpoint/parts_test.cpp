@@ -273,10 +273,10 @@ class StringStore final : public SliceStore {
   int64_t numel() const override { return static_cast<int64_t>(bytes_.size() / c10::elementSize(dtype_)); }
   void read(Bytes begin, std::span<std::byte> to) override {
     largest_read = std::max(largest_read, to.size());
-    std::memcpy(to.data(), &bytes_[begin], to.size());
+    std::memcpy(to.data(), &bytes_[begin.count], to.size());
   }
   void write(Bytes begin, std::span<const std::byte> from) override {
-    std::memcpy(&bytes_[begin], from.data(), from.size());
+    std::memcpy(&bytes_[begin.count], from.data(), from.size());
   }
   bool operator==(const StringStore& other) const { return bytes_ == other.bytes_; }
 
