@@ -163,9 +163,12 @@ PipelineModule pipeline_module(const TrainSetup& setup, c10::Device device) {
                          .chunks = static_cast<int>(cut.chunks)});
 }
 
-Config config_of_stage(Config config) {
+InitializeOptions options_of_stage(const TrainSetup& setup) {
+  InitializeOptions options = engine_options(setup);
+  Config config = setup.config;
   if (config.recompute.mode == RecomputeMode::kFull) config.recompute = {};
-  return config;
+  options.config = std::move(config);
+  return options;
 }
 
 class ModelInStages : public TrainedModel {
@@ -173,7 +176,7 @@ class ModelInStages : public TrainedModel {
   ModelInStages(const TrainSetup& setup, World& world)
       : setup_(setup),
         device_(seeded_device(setup, world)),
-        engine_(*world.group, pipeline_module(setup, device_), {.config = config_of_stage(setup.config)}) {}
+        engine_(*world.group, pipeline_module(setup, device_), options_of_stage(setup)) {}
 
   EngineBase& engine() override { return engine_; }
   std::optional<LoadedState> load_checkpoint(const LoadCheckpointOptions& options) override {
