@@ -11,7 +11,7 @@
 namespace trireme::python {
 
 /// Infinite numbers stay that, and integers beyond 64 bits become doubles, as where a text is parsed. Requires the GIL.
-/// Throws    py::type_error: what JSON has not; ConfigError: half of a character.
+/// Throws    py::type_error: what JSON has not; ConfigError: half of a character; more than JsonLimits allow.
 Json json_of(const pybind11::handle& value);
 /// An infinite number is None, as in a text. Requires the GIL.
 pybind11::object object_of(const Json& json);

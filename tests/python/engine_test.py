@@ -80,9 +80,14 @@ class Crossing(Case):
         self.assertEqual(core.options_of({"a": (2**64, 10**400, -10**400, float("inf"))}), {"a": [2.0**64, None, None, None]})
 
     def test_what_json_has_not_is_refused(self):
+        circle = []
+        circle.append(circle)
         for value, error, words in ((torch.ones(1), TypeError, "Object of type Tensor is not JSON serializable"), ({1: 2}, TypeError, "keys must be str"),
+                                    ({"k" * 10_001: 1}, trireme.errors.ConfigError, "a key of 10001 bytes"),
+                                    ([0] * 200_001, trireme.errors.ConfigError, "more than 200000 values"),
+                                    (circle, trireme.errors.ConfigError, "deeper than 500 levels, or inside of themselves"),
                                     ("\ud800", trireme.errors.ConfigError, "has half of a character; correct it")):
-            with self.subTest(value=value), self.assertRaisesRegex(error, words):
+            with self.subTest(words), self.assertRaisesRegex(error, words):
                 core.options_of({"a": value})
 
     def test_none_crosses_as_text(self):
