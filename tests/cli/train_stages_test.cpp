@@ -57,12 +57,13 @@ TEST_F(TrainStages, GoOnWhereWholeModelsWere) {
   const auto done = run_program(run("whole", whole, "2", {"--steps", "8", "--save-every", "4", "--keep", "0"}));
   ASSERT_EQ(done.exit_code, 0) << done.err;
   const auto expected = numbers_of("whole", "loss");
-  for (const auto& [name, keys] : std::map<std::string, std::string>{
-           {"v", R"("zero_optimization": {"stage": 3}, "pipeline": {"stages": 2, "activation_checkpoint_interval": 1},
+  for (
+      const auto& [name, keys] : std::map<std::string, std::string>{
+          {"v", R"("zero_optimization": {"stage": 3}, "pipeline": {"stages": 2, "activation_checkpoint_interval": 1},
                     "trireme": {"pipeline": {"schedule": "zb-v", "chunks": 2}})"},
-           {"uniform", R"("zero_optimization": {"stage": 1}, "pipeline": {"stages": 2, "partition": "uniform"})"},
-           {"slices",
-            R"("zero_optimization": {"stage": 2}, "pipeline": {"stages": 2}, "tensor_parallel": {"autotp_size": 2})"}}) {
+          {"uniform", R"("zero_optimization": {"stage": 1}, "pipeline": {"stages": 2, "partition": "uniform"})"},
+          {"slices",
+           R"("zero_optimization": {"stage": 2}, "pipeline": {"stages": 2}, "tensor_parallel": {"autotp_size": 2})"}}) {
     cut("whole", name, 4);
     const auto staged = run_program(run(name, config(name, keys), "4", {"--steps", "8", "--resume"}));
     ASSERT_EQ(staged.exit_code, 0) << staged.err;

@@ -57,7 +57,7 @@ inline int chunks_of(const std::string& schedule) {
 }
 
 inline Config config_of(const Recipe& recipe, int world) {
-  Config config = default_config(world, {.pipe = recipe.stages, .tensor = recipe.tensor});
+  Config config = default_config(world, {.pipe = world / recipe.data / recipe.tensor, .tensor = recipe.tensor});
   config.optimizer = {.kind = OptimizerKind::kAdamW, .lr = 0.02, .weight_decay = 0.01};
   config.batch = {.train_batch_size = 2 * recipe.micro_batches * recipe.data,
                   .train_micro_batch_size_per_gpu = 2,
@@ -154,7 +154,7 @@ inline Outcome train_whole(const Recipe& recipe) {
   run_ranks(recipe.data, [&](Rank& rank) {
     Whole module(layers_of(recipe));
     Recipe whole = recipe;
-    whole.stages = whole.tensor = 1;
+    whole.tensor = 1;
     auto engine = trireme::initialize(rank.world(), module, {.config = config_of(whole, rank.size())});
     for (int step = 0; step < recipe.steps; ++step) {
       at::Tensor sum = at::zeros({1});

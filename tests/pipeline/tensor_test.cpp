@@ -1,8 +1,18 @@
 // Stages whose layers are cut over ranks: pipeline, data and tensor parallelism together.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
 #include "tests/pipeline/pipelines.h"
 #include "tests/support/error_of.h"
+#include "tests/support/temporary_folder.h"
+#include "trireme/formats/safetensors.h"
 
 namespace trireme {
 namespace {
@@ -32,8 +42,7 @@ void expect_parity(const Recipe& recipe, double tolerance = 1e-5) {
 /// Layers are cut by outputs and by inputs in turn, so that a stage may end with an output that is a slice.
 PartitionConfig by_turns() {
   using enum TensorLayerSpec::Type;
-  return {.layer_specs = {{.patterns = {"[0135]\\..*", "7\\..*"}, .type = kColumn},
-                          {.patterns = {"[246]\\..*"}, .type = kRow}}};
+  return {.layer_specs = {{.patterns = {"[01357]\\..*"}, .type = kColumn}, {.patterns = {"[246]\\..*"}, .type = kRow}}};
 }
 
 Recipe cut_stages(int data, int zero, const std::string& schedule = "1f1b") {
@@ -65,6 +74,108 @@ TEST(StagesOfSlices, BesideDataParallelRanks) {
     SCOPED_TRACE(str("ZeRO ", zero));
     expect_parity(cut_stages(2, zero));
   }
+}
+
+/// Steps of `recipe` from the checkpoint in `from`, if it is named, saved in `to`; and its exported weights.
+Outcome go_on(const Recipe& recipe, const std::filesystem::path& from, const std::filesystem::path& to, int steps) {
+  Outcome outcome;
+  std::mutex mutex;
+  run_ranks(recipe.data * recipe.stages * recipe.tensor, [&](Rank& rank) {
+    PipelineModule module = pipeline_testing::pipeline_of(recipe);
+    auto engine =
+        trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, rank.size())});
+    if (!from.empty()) engine.load_checkpoint(from);
+    const MicroBatches batches = pipeline_testing::batches_of(engine.group().rank());
+    for (int step = 0; step < steps; ++step) engine.train_batch(batches);
+    engine.save_checkpoint(to);
+    engine.save_16bit_model(to);
+    const bool is_first = engine.group().rank() == 0;
+    auto weights = pipeline_testing::weights_after(engine);
+    const std::lock_guard lock(mutex);
+    if (is_first) outcome.weights.merge(weights);
+  });
+  return outcome;
+}
+
+Recipe layout(int stages, int data, int tensor, int zero) {
+  Recipe recipe = cut_stages(data, zero);
+  recipe.stages = stages;
+  recipe.tensor = tensor;
+  recipe.tied = true;
+  recipe.configure = [zero, tensor](Config& config) {
+    config.pager.stage = zero;
+    if (tensor > 1) config.tensor.partition_config = by_turns();
+  };
+  return recipe;
+}
+
+/// Each layout loads what the one before has saved, and has its bits; the last one's are those of the first.
+TEST(StagesOfSlices, HaveTheBitsOfAnyOtherLayoutsCheckpoint) {
+  const Recipe layouts[] = {layout(2, 1, 2, 1), layout(1, 1, 1, 0), layout(2, 2, 2, 3), layout(2, 1, 1, 2),
+                            layout(1, 2, 2, 3), layout(2, 1, 2, 0), layout(1, 1, 2, 1), layout(2, 2, 1, 3)};
+  const testing::TemporaryFolder folder;
+  const auto saved = [&](size_t i) { return folder.path() / str("layout", i); };
+  const Outcome first = go_on(layouts[0], {}, saved(0), 2);
+  for (size_t i = 1; i < std::size(layouts); ++i) {
+    SCOPED_TRACE(str("layout ", i));
+    const Outcome got = go_on(layouts[i], saved(i - 1), saved(i), 0);
+    ASSERT_EQ(got.weights.size(), first.weights.size());
+    for (const auto& [name, weight] : first.weights) EXPECT_TRUE(at::equal(got.weights.at(name), weight)) << name;
+    const auto exported = read_safetensors(saved(i) / "model.safetensors");
+    for (const auto& [name, weight] : exported)
+      if (const auto found = first.weights.find(name); found != first.weights.end()) {
+        EXPECT_TRUE(at::equal(weight, found->second)) << name;
+      }
+    EXPECT_GE(exported.size(), first.weights.size());
+  }
+  // And with their optimizer's states: a step from each is a step from the first.
+  const Outcome from_first = go_on(layouts[1], saved(0), folder.path() / "a", 1);
+  const Outcome from_last = go_on(layouts[1], saved(std::size(layouts) - 1), folder.path() / "b", 1);
+  for (const auto& [name, weight] : from_first.weights)
+    EXPECT_TRUE(at::equal(from_last.weights.at(name), weight)) << name;
+}
+
+/// Ranks that share layers and got other samples have other losses.
+TEST(StagesOfSlices, ThatGetOtherSamplesAreRefused) {
+  std::mutex mutex;
+  std::vector<std::string> told;
+  run_ranks(4, [&](Rank& rank) {
+    const Recipe recipe = cut_stages(1, 1);
+    PipelineModule module = pipeline_testing::pipeline_of(recipe);
+    auto engine = trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, 4)});
+    const std::string error =
+        testing::error_of([&] { engine.train_batch(pipeline_testing::batches_of(rank.id() % 2)); });
+    const std::lock_guard lock(mutex);
+    told.push_back(error);
+  });
+  EXPECT_EQ(std::ranges::count_if(
+                told, [](const std::string& text) { return text.find("so have one loss") != std::string::npos; }),
+            4)
+      << told[0] << "\n"
+      << told[1] << "\n"
+      << told[2] << "\n"
+      << told[3];
+}
+
+/// A layer that fails on one rank ends those that share it, too, and the other stage.
+TEST(StagesOfSlices, OfWhichOneFailsEndOnEveryRank) {
+  std::atomic<int> ended = 0;
+  run_ranks(4, [&](Rank& rank) {
+    Recipe recipe = cut_stages(1, 1);
+    recipe.change_layers = [&](std::vector<LayerSpec> layers) {
+      const auto forward = layers[5].forward;
+      layers[5].forward = [forward, fails = rank.id() == 3](torch::nn::Module* module, const c10::IValue& value) {
+        if (fails) throw std::runtime_error("one has had enough");
+        return forward(module, value);
+      };
+      return layers;
+    };
+    PipelineModule module = pipeline_testing::pipeline_of(recipe);
+    auto engine = trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, 4)});
+    EXPECT_SAYS(testing::error_of([&] { engine.train_batch(pipeline_testing::batches_of(0)); }), "one has had enough");
+    ++ended;
+  });
+  EXPECT_EQ(ended, 4);
 }
 
 /// Two stages, each of two replicas of two shards, with and without slices.
