@@ -7,10 +7,6 @@
 
 namespace trireme {
 
-namespace {
-constexpr int kThreads = 4;
-}  // namespace
-
 /// Reads and writes across pieces, from and to any byte.
 class Extents::Slice final : public SliceStore {
  public:
@@ -77,7 +73,7 @@ Extents::Extents(std::vector<Bytes> sizes, const DiskSpace& space, const Names& 
   } catch (const IoError& error) {
     throw IoError(str(names.key, ": ", error.what()));
   }
-  queue_ = std::make_unique<DiskQueue>(*file_, kThreads);
+  queue_ = std::make_unique<DiskQueue>(*file_, std::max(1, ahead_ + behind_));
 }
 
 Extents::~Extents() = default;
@@ -100,6 +96,7 @@ void Extents::take_buffer(int extent) {
   const int64_t bytes = disk_aligned(sizes_[extent].count);
   const auto idle = idle_.find(bytes);
   if (idle == idle_.end()) {
+    idle_.clear();  // so that there are never more buffers than extents in memory at a time
     places_[extent].buffer.emplace(bytes);
     return;
   }
@@ -202,6 +199,7 @@ void Extents::write(int extent, std::span<const std::byte> from) {
   std::memcpy(take(extent).data(), from.data(), from.size());
   put_back(extent);
   await_disk(extent);
+  free_buffers();
 }
 
 SliceStore* Extents::slice(at::ScalarType dtype, std::vector<Piece> pieces) {

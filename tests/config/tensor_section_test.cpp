@@ -112,11 +112,12 @@ TEST(TensorSection, OverlappedSumsAreAllReduces) {
             "sums are reduce-scatters; remove one of the two"));
 }
 
-TEST(TensorSection, BesideReplicasIsRefused) {
-  EXPECT_EQ(refusal_of(
-                R"("tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 3, "mics_shard_size": 1})", 4),
-            not_there("`zero_optimization.mics_shard_size` = 1 makes 2 replicas beside `tensor_parallel.autotp_size`, "
-                      "which is not there yet; leave one of the two out"));
+TEST(TensorSection, BesideReplicas) {
+  const Degrees expected{.data = 4, .tensor = 2, .replicas = 2};
+  EXPECT_EQ(
+      read_with(R"("tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 3, "mics_shard_size": 2})", 8)
+          .degrees,
+      expected);
 }
 
 TEST(TensorSection, KeysWithoutMeaningAreNamedWhereLayersAreCut) {

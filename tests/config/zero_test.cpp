@@ -279,10 +279,6 @@ TEST(Zero, RefusesReplicasBesideWhatExcludesThem) {
   offloading["offload_optimizer"] = {{"device", "cpu"}};
   EXPECT_EQ(refusal({{"zero_optimization", offloading}}).message,
             text(hpz_said, "offloading, and states over replicas stay on the device"));
-  Json narrow = mics;
-  narrow["mics_shard_size"] = 1;
-  EXPECT_EQ(refusal({{"zero_optimization", narrow}, {"sequence_parallel_size", 2}}).message,
-            text("`zero_optimization.mics_shard_size` = 1", "`sequence_parallel_size`, which is not there yet"));
   offloading = mics;
   offloading["offload_optimizer"] = {{"device", "cpu"}};
   EXPECT_EQ(refusal({{"zero_optimization", offloading}}).message, "no error");

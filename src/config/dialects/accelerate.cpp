@@ -29,8 +29,8 @@ using Names = std::vector<std::string>;
 /// A row with its place in the table of dialects.
 struct Mapping {
   DraftRow row;
-  std::string topic;      ///< of the line in the table; keys of the same topic share it
-  std::string here = {};  ///< the keys here, as the table shows them
+  std::string topic = {};  ///< of the line in the table; keys of the same topic share it
+  std::string here = {};   ///< the keys here, as the table shows them
 };
 
 /// Beside a DeepSpeed file Accelerate fills in what that leaves open; two values for one key are a mistake.
@@ -56,7 +56,7 @@ bool is_same(const Json& one, const Json& other) {
 Mapping maps(const std::string& key, const std::string& path, const std::vector<ValuePair>& pairs) {
   std::string words;
   for (const auto& [theirs, here] : pairs) words += (words.empty() ? "" : ", ") + theirs.dump();
-  DraftRow row{.path = key, .type = words.empty() ? "as in Accelerate" : "one of " + words, .standard = "–"};
+  DraftRow row{.path = key, .type = words.empty() ? "as in Accelerate" : "one of " + words, .standard = "–", .doc = {}};
   row.read = [=](Document& file, Draft& draft) {
     const Json* value = file.find(key);
     if (!value) return;
