@@ -22,16 +22,16 @@ std::span<std::byte> bytes_in(const at::Tensor& tensor) {
 
 class DiskHome final : public ShardHome {
  public:
-  DiskHome(const StoreContext& context, int unit, const at::Tensor& shard)
+  DiskHome(const StoreContext& context, int unit)
       : extents_(*context.extents),
         layout_(context.layout),
         unit_(unit),
-        size_(bytes_of(shard.numel(), shard.scalar_type())) {
+        size_(bytes_of(context.unit(unit).shard_numel, context.unit(unit).dtype)) {
     const c10::Storage storage(c10::Storage::use_byte_size_t(), size_.count, at::DataPtr(nullptr, c10::kCPU), nullptr,
                                /*resizable=*/false);
-    owned_ = at::empty({0}, shard.options()).set_(storage, 0, {shard.numel()}, {1});
+    owned_ = at::empty({0}, at::TensorOptions(context.unit(unit).dtype))
+                 .set_(storage, 0, {context.unit(unit).shard_numel}, {1});
     forbid_reading();
-    extents_.write(unit, bytes_in(shard));
   }
 
   at::Tensor read_into(const at::Tensor& part) override {
@@ -103,8 +103,8 @@ std::unique_ptr<Extents> make_shard_extents(const Layout& layout, const DiskSpac
                                    Extents::Names{"zero_optimization.offload_param.nvme_path", "weights on disk"});
 }
 
-std::unique_ptr<ShardHome> make_disk_home(const StoreContext& context, int unit, const at::Tensor& shard) {
-  return std::make_unique<DiskHome>(context, unit, shard);
+std::unique_ptr<ShardHome> make_disk_home(const StoreContext& context, int unit) {
+  return std::make_unique<DiskHome>(context, unit);
 }
 
 }  // namespace trireme

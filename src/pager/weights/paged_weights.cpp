@@ -58,6 +58,8 @@ class PagedWeights final : public WeightStore {
       arena_ = BufferArena(meshes().front().shards.buffer_registration(device())->zeros(
           bytes_of_units_in_slab(context.layout, residency_.limit_bytes())));
     if (context.extents != nullptr) arena_ = BufferArena(&Extents::memory);
+    // All before the first values: small objects between those would keep the memory that the model gives back.
+    for (int i = 0; i < units(); ++i) homes_.push_back(make_shard_home(context, i, shards_, returns_stream_));
     for (int i = 0; i < units(); ++i) take_over(i);
   }
 
@@ -244,7 +246,10 @@ class PagedWeights final : public WeightStore {
       release_parameter(managed);
     }
     broadcast_over(mesh(index), whole);
-    homes_.push_back(make_shard_home(context(), index, part_of(index, whole), shards_, returns_stream_));
+    ShardHome& home = *homes_[index];
+    home.write(part_of(index, whole), 0, unit(index).shard_numel);
+    home.keep_written();
+    home.begin_update(/*written=*/true);
     paged_[index].written = Event::record(device());
   }
 

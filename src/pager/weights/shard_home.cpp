@@ -8,8 +8,7 @@ namespace {
 /// In the memory of the parameters' device, which updates it.
 class DeviceHome final : public ShardHome {
  public:
-  DeviceHome(const at::Tensor& shard, FlatBuffers& buffers)
-      : shard_(buffers.zeros(shard.numel(), shard.scalar_type()).copy_(shard)) {}
+  DeviceHome(const UnitLayout& unit, FlatBuffers& buffers) : shard_(buffers.zeros(unit.shard_numel, unit.dtype)) {}
 
   at::Tensor read_into(const at::Tensor& part) override {
     return part.scalar_type() == shard_.scalar_type() ? shard_ : at::Tensor(part).copy_(shard_);
@@ -27,8 +26,8 @@ class DeviceHome final : public ShardHome {
 /// On the host, which updates it, with a copy on the device, which is read.
 class MirroredHome final : public ShardHome {
  public:
-  MirroredHome(const at::Tensor& shard, FlatBuffers& buffers, PinnedArena& memory, const SideStream& returns)
-      : copy_(shard, buffers), slice_(copy_.owned(), memory), returns_(returns) {}
+  MirroredHome(const UnitLayout& unit, FlatBuffers& buffers, PinnedArena& memory, const SideStream& returns)
+      : copy_(unit, buffers), slice_(copy_.owned(), memory), returns_(returns) {}
 
   at::Tensor read_into(const at::Tensor& part) override {
     slice_.begin_use();
@@ -54,8 +53,7 @@ class MirroredHome final : public ShardHome {
 /// On the host alone, which updates it; the parameters are on a device.
 class HostHome final : public ShardHome {
  public:
-  HostHome(const at::Tensor& shard, PinnedArena& memory)
-      : shard_(memory.take(shard.numel(), shard.scalar_type()).copy_(shard)) {}
+  HostHome(const UnitLayout& unit, PinnedArena& memory) : shard_(memory.take(unit.shard_numel, unit.dtype)) {}
 
   at::Tensor read_into(const at::Tensor& part) override {
     at::Tensor(part).copy_(shard_, /*non_blocking=*/true);
@@ -80,13 +78,14 @@ bool is_shard_on_device(const StoreContext& context, int unit) {
   return context.extents == nullptr && !context.offload.keeps_shard(unit);
 }
 
-std::unique_ptr<ShardHome> make_shard_home(const StoreContext& context, int unit, const at::Tensor& shard,
-                                           FlatBuffers& buffers, const SideStream& returns) {
-  if (context.extents != nullptr) return make_disk_home(context, unit, shard);
+std::unique_ptr<ShardHome> make_shard_home(const StoreContext& context, int unit, FlatBuffers& buffers,
+                                           const SideStream& returns) {
+  if (context.extents != nullptr) return make_disk_home(context, unit);
   PinnedArena& memory = context.offload.memory();
-  if (context.offload.keeps_shard(unit)) return std::make_unique<HostHome>(shard, memory);
-  if (context.offload.owns(unit)) return std::make_unique<MirroredHome>(shard, buffers, memory, returns);
-  return std::make_unique<DeviceHome>(shard, buffers);
+  const UnitLayout& layout = context.unit(unit);
+  if (context.offload.keeps_shard(unit)) return std::make_unique<HostHome>(layout, memory);
+  if (context.offload.owns(unit)) return std::make_unique<MirroredHome>(layout, buffers, memory, returns);
+  return std::make_unique<DeviceHome>(layout, buffers);
 }
 
 }  // namespace trireme

@@ -48,15 +48,15 @@ class ShardHome : public SliceHome {
 /// Whether the memory of the parameters' device has the shard of `unit`: its own, or a copy of the host's.
 bool is_shard_on_device(const StoreContext& context, int unit);
 
-/// A home with the values of `shard` [shard_numel]. One on the device takes memory from `buffers`; one of which the
-/// host has the truth sends that on `returns`.
-std::unique_ptr<ShardHome> make_shard_home(const StoreContext& context, int unit, const at::Tensor& shard,
-                                           FlatBuffers& buffers, const SideStream& returns);
+/// A home whose values nobody has written yet. One on the device takes memory from `buffers`; one of which the host has
+/// the truth sends that on `returns`.
+std::unique_ptr<ShardHome> make_shard_home(const StoreContext& context, int unit, FlatBuffers& buffers,
+                                           const SideStream& returns);
 
 /// The place on disk of all units' shards; null where they are in memory. Throws IoError: the disk has no space.
 std::unique_ptr<Extents> make_shard_extents(const Layout& layout, const DiskSpace& space);
 
 /// make_shard_home() of a shard in `extents`.
-std::unique_ptr<ShardHome> make_disk_home(const StoreContext& context, int unit, const at::Tensor& shard);
+std::unique_ptr<ShardHome> make_disk_home(const StoreContext& context, int unit);
 
 }  // namespace trireme
