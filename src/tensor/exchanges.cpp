@@ -81,8 +81,10 @@ at::Tensor all_gathered(const at::Tensor& slice, const DimCut& cut, Group& group
   const int64_t numel = own == 0 ? 0 : slice.numel() / own * most;
   at::Tensor sent = slice.contiguous().flatten();
   if (own != most) {
-    sent = at::empty({numel}, slice.options());
-    sent.narrow(0, 0, slice.numel()).copy_(slice.contiguous().flatten());
+    const WithoutInterception own_operators;  // to the pass a copy of a slice into a whole tensor is one of all slices
+    const at::Tensor padded = at::empty({numel}, slice.options());
+    padded.narrow(0, 0, slice.numel()).copy_(sent);
+    sent = padded;
   }
   const at::Tensor all = at::empty({group.size(), numel}, slice.options());
   group.all_gather(all.flatten(), sent.detach()).wait();
