@@ -103,6 +103,47 @@ def near(got, expected, what):
     assert difference < 2e-5, (what, difference.item())
 
 
+# Gives its input and 25 features, which two ranks cannot share evenly.
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(HIDDEN, 25)
+
+    def forward(self, x):
+        return x, F.gelu(self.fc1(x))
+
+
+class Narrow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc2 = nn.Linear(25, HIDDEN)
+
+    def forward(self, both):
+        return both[0] + self.fc2(both[1])
+
+
+def compare_stage_that_ends_within_a_block(schedule):
+    rules = {"layer_specs": [{"patterns": [".*fc1.*"], "partition_type": "column"}, {"patterns": [".*fc2.*"], "partition_type": "row"}]}
+    layers = [nn.Embedding(VOCABULARY, HIDDEN), Wide(), Narrow(), nn.Linear(HIDDEN, VOCABULARY)]
+    plain = nn.Sequential(*layers)
+    fill(plain.named_parameters())
+    module = PipelineModule([LayerSpec(nn.Embedding, VOCABULARY, HIDDEN), LayerSpec(Wide), LayerSpec(Narrow), LayerSpec(nn.Linear, HIDDEN, VOCABULARY)],
+                            topology=PipeModelDataParallelTopology(num_pp=2, num_mp=2, num_dp=1), loss_fn=loss_of, schedule=schedule,
+                            partition_method="uniform")
+    fill(module.named_parameters())
+    engine, *_ = deepspeed.initialize(model=module, config={
+        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "zero_optimization": {"stage": 3},
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "tensor_parallel": {"autotp_size": 2, "partition_config": rules}})
+    loss = engine.train_batch(map(batch, range(4)))
+    expected = sum(loss_of(plain(inputs), labels) for inputs, labels in map(batch, range(4))) / 4
+    expected.backward()
+    near(loss.cpu(), expected.detach(), "loss")
+    for name, parameter in module.named_parameters():
+        own = dict(plain.named_parameters())[name]
+        near(safe_get_full_fp32_param(parameter), (own - 0.1 * own.grad).detach(), name)
+    engine.destroy()
+
+
 def compare(tied=False, stage=1, schedule="1f1b", chunks=1, **config):
     world = deepspeed.comm.get_world_size()
     data = world // 4
@@ -148,8 +189,20 @@ for schedule, chunks in (("1f1b", 1), ("zb-h1", 1), ("interleaved", 2), ("zb-v",
     compare(tied=True, stage=2, schedule=schedule, chunks=chunks).destroy()
 """)
 
+    def test_stages_that_end_within_a_block(self):
+        self.run_program(4, "for schedule in (\"1f1b\", \"zb-h1\"):\n    compare_stage_that_ends_within_a_block(schedule)\n")
+
+    def test_deterministic_sums_recomputed_layers_and_copied_weights(self):
+        self.run_program(4, """
+compare(tied=True, stage=2, deterministic=True).destroy()
+compare(tied=True, stage=3, trireme={"gather": "copy"}, pipeline={"activation_checkpoint_interval": 1}).destroy()
+""")
+
     def test_pipe_data_and_model_together(self):
-        self.run_program(8, "for stage in (1, 3):\n    compare(tied=True, stage=stage).destroy()\n")
+        self.run_program(8, """
+for stage, more in ((1, {}), (3, {}), (3, {"mics_shard_size": 1}), (3, {"zero_hpz_partition_size": 2})):
+    compare(tied=True, stage=stage, zero_optimization={"stage": stage, **more}).destroy()
+""")
 
 
 if __name__ == "__main__":
