@@ -3,6 +3,7 @@
 
 #include "python/engine.h"
 #include "trireme/comm/agreement.h"
+#include "trireme/intercept/random_streams.h"
 
 namespace trireme::python {
 namespace {
@@ -35,6 +36,19 @@ void bind_sequences(EngineBaseClass& engine) {
            [](const EngineBase& engine, const at::Tensor& tensor) { return engine.passes().whole_sizes(tensor); })
       .def_static("forget_sequence", &forget_sequence)
       .def("speak_of_wholes", [](const EngineBase& engine) { engine.passes().speak_of_wholes(); })
+      .def_static(
+          "random_state_of_parts",
+          [](const at::Device& device) -> std::optional<at::Tensor> {
+            const at::Tensor state = RandomStreams::current().state(RandomStream::kSlice, device);
+            return state.defined() ? std::optional(state) : std::nullopt;
+          },
+          py::arg("device"))
+      .def_static(
+          "set_random_state_of_parts",
+          [](const at::Device& device, const std::optional<at::Tensor>& state) {
+            RandomStreams::current().set_state(RandomStream::kSlice, device, state.value_or(at::Tensor()));
+          },
+          py::arg("device"), py::arg("state"))
       .def("whole_of",
            [](const EngineBase& engine, const at::Tensor& part) -> std::optional<at::Tensor> {
              const at::Tensor whole = engine.sequence() != nullptr ? engine.sequence()->whole_of(part) : at::Tensor();

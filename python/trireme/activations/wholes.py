@@ -17,6 +17,7 @@ from .. import ranks
 from .._native import core as engines
 from ..errors import StateError
 from ..patches import Added, Entry, Patches, Wrapped
+from . import streams
 
 _cores = weakref.WeakSet()
 _ALL = slice(None)
@@ -27,6 +28,7 @@ def watch(core):
     """Programs read wholes off the parts of `core`, an engine that cuts samples or layers, from now on."""
     if not _cores:
         PATCHES.apply()
+        streams.PATCHES.apply()
         _forget_sequences()  # kinds of tensors that were made since
     core.speak_of_wholes()
     _cores.add(core)
