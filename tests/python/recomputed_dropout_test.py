@@ -70,7 +70,7 @@ class RecomputedDropout(Case):
         for cut, by_way in self.on_ranks(2, _PROGRAM, as_deepspeed=True).items():
             for how, found in by_way.items():
                 with self.subTest(cut=cut, how=how):
-                    self.assertEqual(found, by_way["keeps all"])
+                    self.assertTrue(found == by_way["keeps all"], "other gradients")
 
 
 if __name__ == "__main__":
