@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/zeros.h>
 
@@ -49,17 +50,17 @@ at::Tensor numbers_of_gradients(Pager& pager) {
   return own;
 }
 
-/// Whether a proof is shown on all ranks of the model: all gradients are finite, and no rank has a problem.
-/// Throws StateError on every rank: one has.
-bool agree(Group& model, bool is_finite, const std::string& problem) {
-  const at::Tensor verdict = at::zeros({2}, at::kLong);
-  verdict[0].fill_(is_finite ? 0 : 1);
-  verdict[1].fill_(problem.empty() ? 0 : 1);
+bool any(Group& model, bool own) {
+  const at::Tensor verdict = at::full({1}, own ? 1 : 0, at::kLong);
   model.all_reduce(verdict, ReduceOp::kMax).wait();
-  if (verdict[1].item<int64_t>() != 0)
+  return verdict.item<int64_t>() != 0;
+}
+
+/// Throws StateError on every rank of the model where one has a problem.
+void require_none(Group& model, const std::string& problem) {
+  if (any(model, !problem.empty()))
     throw StateError(str("step: ", problem.empty() ? "gradients are wrong, as other ranks of the model say" : problem,
                          ". No weight has changed"));
-  return verdict[0].item<int64_t>() == 0;
 }
 
 }  // namespace
@@ -92,12 +93,12 @@ void GradientProof::show() {
                     "\", have other slices of it; ranks at one place of the axis \"tensor\" have the same");
   const at::Tensor all = at::empty({tensor_.size(), count, 3}, at::kDouble);
   tensor_.all_gather(all.flatten(), own.flatten()).wait();
+  if (any(model_, !all.isfinite().all().item<bool>())) return;  // a step that is skipped
+  is_shown_ = true;
   const std::string exchange = pass_.exchange_problem();
   if (problem.empty() && !exchange.empty())
     problem = str("an exchange over group '", tensor_.name(), "', on the axis \"tensor\", is wrong: ", exchange);
-  const bool is_finite = all.isfinite().all().item<bool>();
-  if (problem.empty() && is_finite) problem = problem_of(all);
-  is_shown_ = agree(model_, is_finite, problem);
+  require_none(model_, problem.empty() ? problem_of(all) : problem);
 }
 
 /// Ranks that have the same elements and other gradients of them, from the numbers of all ranks of the tensor group;
@@ -133,7 +134,8 @@ void ReplicaProof::show() {
   const at::Tensor own = numbers_of_gradients(pager_);
   const at::Tensor all = at::empty({replicas_.size(), own.size(0), 2}, at::kDouble);
   replicas_.all_gather(all.flatten(), own.flatten()).wait();
-  const bool is_finite = all.isfinite().all().item<bool>();
+  if (any(model_, !all.isfinite().all().item<bool>())) return;  // a step that is skipped
+  is_shown_ = true;
   const auto numbers = all.accessor<double, 3>();
   const double all_norm = std::sqrt(all.select(2, 0).sum(1).max().item<double>());
   std::string problem;
@@ -146,7 +148,7 @@ void ReplicaProof::show() {
                     "' hold the same shards and have gradients of \"", pager_.parameters()[static_cast<size_t>(i)].name,
                     "\" of norms ", norm, " and ", other);
     }
-  is_shown_ = agree(model_, is_finite, problem);
+  require_none(model_, problem);
 }
 
 }  // namespace trireme

@@ -5,9 +5,11 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <gtest/gtest.h>
+
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
+#include <limits>
 
 #include <functional>
 #include <memory>
@@ -126,6 +128,7 @@ struct Planted {
   std::function<void(at::Tensor& tokens, int rank)> in_batch = {};
   std::function<at::Tensor(const at::Tensor& loss, int rank)> in_loss = {};
   bool shards_tokens = false;
+  int overflows = 0;  ///< steps before it whose gradients are not finite, and which are skipped
 };
 
 struct Told {
@@ -145,12 +148,20 @@ Told step_with(const Planted& planted) {
     Group world(std::move(backend));
     Net net;
     draw_weights(net);
-    InitializeOptions options{.config = config_from_json(settings(planted.shards_tokens), 2)};
+    Json json = settings(planted.shards_tokens);
+    if (planted.overflows > 0) json["fp16"] = {{"enabled", true}, {"initial_scale_power", 8}, {"hysteresis", 1}};
+    InitializeOptions options{.config = config_from_json(json, 2)};
     options.partition_model = PartitionModel{.heads = kHeads, .key_value_heads = kHeads};
     Engine engine(world, net, options);
     if (planted.shards_tokens) engine.passes().speak_of_wholes();  // the net reads no sizes
     if (planted.in_model) planted.in_model(net, rank.id());
     const at::Tensor before = net.norm->weight.detach().clone();
+    for (int i = 0; i < planted.overflows; ++i) {
+      const at::Tensor tokens = tokens_of({0, 0}, kVocab, {2, kLength});
+      const at::Tensor loss = at::cross_entropy_loss(net.forward(tokens).view({-1, kVocab}), tokens.view(-1));
+      engine.backward(loss * std::numeric_limits<float>::infinity());
+      engine.step();
+    }
     faults.begin();
     try {
       at::Tensor tokens = tokens_of({0, 0}, kVocab, {2, kLength});
@@ -200,6 +211,16 @@ TEST(TensorProof, AnExchangeThatIsNoSumIsNamed) {
   for (const int i : {0, 2, 3, 5, 7})
     for (const Fault fault : {Fault::kMean, Fault::kTwice})
       expect_named(str("all-reduce ", i), {.sum = i, .fault = fault}, "is wrong: aten::");
+}
+
+/// A step that is skipped proves nothing, and accuses nobody.
+TEST(TensorProof, ExchangesAreShownInTheFirstStepThatIsNotSkipped) {
+  const Told right = step_with({.overflows = 2});
+  EXPECT_EQ(right.texts[0], "");
+  EXPECT_TRUE(right.has_changed);
+  for (const int i : {0, 3, 5})
+    expect_named(str("all-reduce ", i, " behind skipped steps"),
+                 {.sum = i, .fault = FaultyWorld::Fault::kTwice, .overflows = 2}, "is wrong: aten::");
 }
 
 /// Sums of which ranks get some tokens each, and those of what all tokens share.

@@ -71,7 +71,7 @@ def reason(text):
 
 def table(ranks, names=()):
     """[(class, "ok" or why not)] of the classes that have a plan."""
-    # Of several configurations of a class the first one counts.
+    # The first configuration of a class counts.
     configurations = {name: configuration for configuration, name in reversed([*classes.classes()])}
     return [(name, found) for name, configuration in sorted(configurations.items()) if not names or name in names
             if (found := planned(name, configuration, ranks)) is not None]
