@@ -86,7 +86,7 @@ void resolve_replicas(Document& file, Config& config) {
                          is_hpz ? "3" : "1, 2 or 3", ", or remove the key"));
   if (replicas == 1) return;
   config.states_over_replicas |= is_hpz;
-  if (const Exclusion* row = first_exclusion(parallel_options(config)); row != nullptr)
+  if (const AxisExclusion* row = first_exclusion(replica_axis(), parallel_options(config)); row != nullptr)
     file.refuse(key, filled(row->text, {said, str(replicas)}), row->code);
 }
 

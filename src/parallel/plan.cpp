@@ -17,70 +17,85 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-/// The axes that are there; `expert` stands within "data".
-constexpr const char* kAxes[] = {"pipe", "data", "sequence", "tensor"};
+constexpr const char* kData = "data";  // "replica" × "shard"
 
-void check_axes(const Topology& ranks) {
+const AxisPart* find_axis(const ParallelOptions& options, std::string_view name) {
+  const auto is_it = [&](const AxisPart* axis) { return axis->name == name; };
+  const auto found = std::find_if(options.axes.begin(), options.axes.end(), is_it);
+  return found != options.axes.end() ? *found : nullptr;
+}
+
+bool is_data(const AxisPart& axis) { return &axis == &replica_axis() || &axis == &shard_axis(); }
+
+/// The names of a topology's axes: "data" in the place of its two.
+Names names_of(const std::vector<const AxisPart*>& axes) {
+  Names names;
+  for (const AxisPart* axis : axes)
+    if (axis != &replica_axis()) names.push_back(is_data(*axis) ? kData : axis->name);
+  return names;
+}
+
+/// `"pipe", "data" and "tensor"`.
+std::string listed(const Names& names) {
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i)
+    text += str(i == 0 ? "\"" : i + 1 == names.size() ? " and \"" : ", \"", names[i], "\"");
+  return text;
+}
+
+void check_axes(const Topology& ranks, const ParallelOptions& options) {
+  const Names names = names_of(options.axes);
   for (const Axis& axis : ranks.axes())
-    if (axis.size > 1 && std::find(std::begin(kAxes), std::end(kAxes), axis.name) == std::end(kAxes))
-      throw ConfigError(str("axis \"", axis.name, "\" of ", axis.size,
-                            " ranks is not there yet; use \"pipe\", \"data\", \"sequence\" and \"tensor\""),
+    if (axis.size > 1 && std::find(names.begin(), names.end(), axis.name) == names.end())
+      throw ConfigError(str("axis \"", axis.name, "\" of ", axis.size, " ranks is not there yet; use ", listed(names)),
                         ErrorCode::kUnsupported);
-  const std::pair<Feature, const char*> exclusive[] = {
-      {Feature::kPipeline, "pipe"}, {Feature::kSequence, "sequence"}, {Feature::kTensor, "tensor"}};
-  for (size_t i = 0; i < std::size(exclusive); ++i)
-    for (size_t j = i + 1; j < std::size(exclusive); ++j) {
-      const int one = ranks.size_of(exclusive[i].second), other = ranks.size_of(exclusive[j].second);
-      const Exclusion* const row = find_exclusion(exclusive[i].first, exclusive[j].first);
-      if (row != nullptr && one > 1 && other > 1)
-        throw ConfigError(filled(row->text, {str(one), str(other)}), row->code);
-    }
 }
 
 /// The ranks are laid out as the degrees have it.
-void check_degrees(const Degrees& degrees, const Topology& ranks) {
-  const std::pair<const char*, int> others[] = {
-      {"pipe", degrees.pipe}, {"tensor", degrees.tensor}, {"sequence", degrees.sequence}, {"expert", degrees.expert}};
-  for (const auto& [name, degree] : others) {
-    const int size = ranks.size_of(name);
-    if (degree == size) continue;
-    if (name == std::string_view("pipe"))
-      throw ConfigError(
-          str("degrees.pipe=", degree, ", and this engine's ranks have ", size,
-              " on the axis \"pipe\"; train a PipelineModule, which cuts a model into stages, or leave it 1"));
-    if (name == std::string_view("sequence"))
-      throw ConfigError(str("sequence_parallel_size=", degree, ", and the grid has ", size,
-                            " ranks on the axis \"sequence\"; make the two the same"));
-    if (name == std::string_view("tensor"))
-      throw ConfigError(str("tensor_parallel.autotp_size=", degree, ", and the grid has ", size,
-                            " ranks on the axis \"tensor\"; make the two the same"));
-    throw ConfigError(str("degrees.", name, "=", degree, " is not there yet; leave it 1"), ErrorCode::kUnsupported);
+void check_degrees(const ParallelOptions& options, const Topology& ranks) {
+  for (const AxisPart* axis : options.axes) {
+    if (axis->mismatch == nullptr) continue;
+    const int degree = options.degrees.*axis->degree, size = ranks.size_of(axis->name);
+    if (degree != size) throw ConfigError(filled(axis->mismatch, {str(degree), str(size)}));
   }
-}
-
-void check_replicas(const ParallelOptions& options, const Topology& ranks) {
-  const int replicas = options.degrees.replicas, data = ranks.size_of("data");
+  if (options.degrees.expert != 1)
+    throw ConfigError(str("degrees.expert=", options.degrees.expert, " is not there yet; leave it 1"),
+                      ErrorCode::kUnsupported);
+  const int replicas = options.degrees.replicas, data = ranks.size_of(kData);
   if (replicas < 1 || data % replicas != 0)
     throw ConfigError(str("degrees.replicas=", replicas, " must divide the data degree, ", data, "; choose another"));
-  if (const Exclusion* row = first_exclusion(options); row != nullptr)
-    throw ConfigError(filled(row->text, {str("degrees.replicas=", replicas), str(replicas)}), row->code);
 }
 
 /// With "replica" and "shard" in the place of "data".
-Topology with_replicas(const Topology& ranks, int replicas) {
+Topology with_replicas(const Topology& ranks, const ParallelOptions& options) {
   std::vector<Axis> axes;
   const auto split = [&](int data) {
-    axes.push_back({"replica", replicas});
-    axes.push_back({"shard", data / replicas});
+    axes.push_back({replica_axis().name, options.degrees.replicas});
+    axes.push_back({shard_axis().name, data / options.degrees.replicas});
   };
   for (const Axis& axis : ranks.axes()) {
-    if (axis.name == "data")
+    if (axis.name == kData)
       split(axis.size);
-    else if (axis.name == "pipe" || axis.name == "sequence" || axis.name == "tensor")
+    else if (find_axis(options, axis.name) != nullptr)
       axes.push_back(axis);
   }
-  if (!ranks.has("data")) split(1);
+  if (!ranks.has(kData)) split(1);
   return Topology(std::move(axes));
+}
+
+void check_exclusions(const Topology& topology, const ParallelOptions& options) {
+  for (const AxisPart* axis : options.axes) {
+    const int size = topology.size_of(axis->name);
+    const AxisExclusion* const row = size > 1 ? first_exclusion(*axis, options) : nullptr;
+    if (row == nullptr) continue;
+    const auto is_other = [&](const AxisPart* other) { return other->feature == row->other; };
+    const auto other = std::find_if(options.axes.begin(), options.axes.end(), is_other);
+    const std::string ranks = str(size);
+    const std::string degree = axis->member != nullptr ? str(axis->member, "=", size) : str("axis \"", axis->name, "\"");
+    throw ConfigError(other != options.axes.end() ? filled(row->text, {ranks, str(topology.size_of((*other)->name))})
+                                                  : filled(row->text, {degree, ranks}),
+                      row->code);
+  }
 }
 
 /// Those of `names` that are longer than 1.
@@ -97,17 +112,28 @@ RankGroups groups_along(const Topology& topology, const Names& names) {
   return {.axes = std::move(axes), .ranks = std::move(ranks)};
 }
 
+/// Groups along the axes of which `holds` does.
+template <class Holds>
+RankGroups groups_where(const ParallelPlan& plan, const Holds& holds) {
+  Names names;
+  for (const PlannedAxis& axis : plan.axes)
+    if (holds(*axis.part)) names.push_back(axis.part->name);
+  return groups_along(plan.topology, names);
+}
+
 /// In the chain's order.
 std::vector<PlannedPass> passes_of(const ParallelPlan& plan, const ParallelOptions& options) {
   std::vector<PlannedPass> passes;
-  if (plan.size_of("sequence") > 1)
-    passes.push_back({PassOrder::kSequence,
-                      options.sequence_attention == SequenceAttention::kRing ? "sequence, ring" : "sequence, Ulysses",
-                      plan.sequence.axes});
-  if (plan.size_of("tensor") > 1) passes.push_back({PassOrder::kTensor, "tensor", plan.tensor.axes});
+  for (const PlannedAxis& axis : plan.axes) {
+    if (axis.size == 1 || axis.part->pass == nullptr) continue;
+    passes.push_back(axis.part->pass(options));
+    passes.back().axes = {axis.part->name};
+  }
   if (options.computes_in_tiles) passes.push_back({PassOrder::kTiles, "tiles"});
   if (options.recomputes_selectively) passes.push_back({PassOrder::kRecompute, "recompute"});
   passes.push_back({PassOrder::kTouch, "pager", options.pager.stage == 3 ? plan.shards.axes : Names{}});
+  std::stable_sort(passes.begin(), passes.end(),
+                   [](const PlannedPass& one, const PlannedPass& other) { return one.order < other.order; });
   return passes;
 }
 
@@ -136,13 +162,14 @@ std::string rule_of(const ParallelPlan& plan, int stage, const ParameterSpec& sp
 
 std::vector<PlannedParameter> parameters_of(const ParallelPlan& plan, const PagerPolicy& policy,
                                             const std::vector<ParameterSpec>& specs) {
-  const MeshSize mesh = {.shards = plan.shards.size(), .pieces = plan.states_over_replicas ? plan.replicas.size() : 1};
+  const RankGroups& replicas = plan.along(replica_axis().name);
+  const MeshSize mesh = {.shards = plan.shards.size(), .pieces = plan.states_over_replicas ? replicas.size() : 1};
   const Layout layout = make_layout(specs, std::vector<MeshSize>{mesh}, policy.units);
   const int shard = position_in(plan.shards.of(plan.rank), plan.rank);
-  const int piece = mesh.pieces > 1 ? position_in(plan.replicas.of(plan.rank), plan.rank) : 0;
+  const int piece = mesh.pieces > 1 ? position_in(replicas.of(plan.rank), plan.rank) : 0;
   Names over_states = plan.shards.axes;
   if (plan.states_over_replicas)
-    over_states.insert(over_states.end(), plan.replicas.axes.begin(), plan.replicas.axes.end());
+    over_states.insert(over_states.end(), replicas.axes.begin(), replicas.axes.end());
   std::vector<PlannedParameter> parameters;
   for (int i = 0; i < static_cast<int>(specs.size()); ++i) {
     const UnitLayout& unit = layout.units[layout.unit_of[i]];
@@ -190,13 +217,15 @@ std::string short_text(const RankGroups& groups) {
 std::string over(const Names& axes) { return axes.empty() ? "whole on each rank" : "sharded along " + joined(axes); }
 
 void print_groups(std::ostream& text, const ParallelPlan& plan) {
-  const std::pair<const char*, const RankGroups&> kinds[] = {
-      {"step together", plan.model},           {"add gradients", plan.sums},     {"hold all shards", plan.shards},
-      {"hold the same shards", plan.replicas}, {"share samples", plan.sequence}, {"share layers", plan.tensor},
-      {"are a pipeline", plan.stages}};
+  const auto print = [&](const char* together, const RankGroups& groups) {
+    if (groups.size() > 1) text << formatted("  {:<22}{}\n", together, short_text(groups.of(plan.rank)));
+  };
   if (plan.topology.size() > 1) text << "ranks that, together with this one,\n";
-  for (const auto& [what, groups] : kinds)
-    if (groups.size() > 1) text << formatted("  {:<22}{}\n", what, short_text(groups.of(plan.rank)));
+  print("step together", plan.model);
+  print("add gradients", plan.sums);
+  print("hold all shards", plan.shards);
+  for (const PlannedAxis& axis : plan.axes)
+    if (axis.part->together != nullptr) print(axis.part->together, axis.groups);
 }
 
 /// Parameters of which the same is said.
@@ -213,6 +242,12 @@ std::vector<ParameterKind> kinds_of(const ParallelPlan& plan) {
     (found != kinds.end() ? *found : kinds.emplace_back(ParameterKind{&parameter})).count += 1;
   }
   return kinds;
+}
+
+/// Whether some ranks have no parameter in common.
+bool has_other_layers(const ParallelPlan& plan) {
+  return std::any_of(plan.axes.begin(), plan.axes.end(),
+                     [](const PlannedAxis& axis) { return axis.size > 1 && !axis.part->law; });
 }
 
 void print_parameters(std::ostream& text, const ParallelPlan& plan) {
@@ -241,40 +276,51 @@ const std::vector<int>& RankGroups::of(int rank) const {
   throw Error(ErrorCode::kInternal, str("rank ", rank, " is in no group"));
 }
 
+const RankGroups& ParallelPlan::along(std::string_view axis) const {
+  for (const PlannedAxis& one : axes)
+    if (one.part->name == axis) return one.groups;
+  return alone;
+}
+
 Topology topology_of(const Degrees& degrees, int world) {
-  if (int64_t{degrees.pipe} * degrees.data * degrees.sequence * degrees.tensor != world)
-    return Topology({{"data", world}});
   std::vector<Axis> axes;
-  if (degrees.pipe > 1) axes.push_back({"pipe", degrees.pipe});
-  axes.push_back({"data", degrees.data});
-  if (degrees.sequence > 1) axes.push_back({"sequence", degrees.sequence});
-  if (degrees.tensor > 1) axes.push_back({"tensor", degrees.tensor});
-  return Topology(std::move(axes));
+  int64_t ranks = 1;
+  for (const AxisPart* axis : all_axes()) {
+    if (axis == &replica_axis()) continue;
+    const int size = is_data(*axis) ? degrees.data : axis->degree != nullptr ? degrees.*axis->degree : 1;
+    ranks *= size;
+    if (is_data(*axis))
+      axes.push_back({kData, size});
+    else if (size > 1)
+      axes.push_back({axis->name, size});
+  }
+  return Topology(ranks == world ? std::move(axes) : std::vector<Axis>{{kData, world}});
 }
 
 ParallelPlan make_plan(const Topology& ranks, int rank, const ParallelOptions& options,
                        const std::vector<ParameterSpec>& parameters) {
-  check_axes(ranks);
-  check_degrees(options.degrees, ranks);
-  check_replicas(options, ranks);
-  ParallelPlan plan{.topology = with_replicas(ranks, options.degrees.replicas), .rank = rank};
-  const Topology& topology = plan.topology;
-  for (const Axis& axis : topology.axes())
-    plan.axes.push_back({axis.name, axis.size, topology.position_of(rank, axis.name)});
-  plan.model = groups_along(topology, {"pipe", "replica", "shard", "sequence", "tensor"});
-  plan.sums = groups_along(topology, {"replica", "shard", "sequence"});
-  plan.shards = groups_along(topology, {"shard", "sequence"});
-  plan.replicas = groups_along(topology, {"replica"});
-  plan.sequence = groups_along(topology, {"sequence"});
-  plan.tensor = groups_along(topology, {"tensor"});
-  plan.stages = groups_along(topology, {"pipe"});
-  plan.place = {.rank = ranks.position_of(rank, "data"), .size = ranks.size_of("data")};
+  check_axes(ranks, options);
+  check_degrees(options, ranks);
+  ParallelPlan plan{.ranks = ranks, .topology = with_replicas(ranks, options), .rank = rank};
+  check_exclusions(plan.topology, options);
+  for (const Axis& axis : plan.topology.axes())
+    plan.axes.push_back({find_axis(options, axis.name), axis.size, plan.topology.position_of(rank, axis.name),
+                         groups_along(plan.topology, {axis.name})});
+  plan.alone = groups_along(plan.topology, {});
+  plan.model = groups_where(plan, [](const AxisPart&) { return true; });
+  plan.stage = groups_where(plan, [](const AxisPart& axis) { return axis.shares_layers; });
+  const auto adds_gradients = [](const AxisPart& axis) { return axis.law == GradientLaw::kParts; };
+  plan.sums = groups_where(plan, adds_gradients);
+  plan.shards = groups_where(plan, [](const AxisPart& axis) { return axis.shards_states; });
+  const RankGroups samples = groups_where(plan, [](const AxisPart& axis) { return !axis.shares_samples; });
+  plan.place = {.rank = position_in(samples.of(rank), rank), .size = samples.size()};
   plan.states_over_replicas = options.states_over_replicas && options.degrees.replicas > 1;
-  // Ranks of one sequence have parts of the same gradients: averaged where data-parallel ranks are added, they are one
-  // sample's.
-  const bool shares_samples = plan.sequence.size() > 1;
-  plan.reduce_op = shares_samples ? ReduceOp::kMean : options.pager.gradient_op;
-  plan.mean_over = options.pager.gradient_op == ReduceOp::kSum ? plan.sequence.size() : plan.sums.size();
+  // Ranks that share samples have parts of the same gradients: averaged where ranks of other samples are added, they
+  // are one sample's.
+  const int sharers =
+      groups_where(plan, [&](const AxisPart& axis) { return axis.shares_samples && adds_gradients(axis); }).size();
+  plan.reduce_op = sharers > 1 ? ReduceOp::kMean : options.pager.gradient_op;
+  plan.mean_over = options.pager.gradient_op == ReduceOp::kSum ? sharers : plan.sums.size();
   plan.passes = passes_of(plan, options);
   plan.parameters = parameters_of(plan, options.pager, parameters);
   return plan;
@@ -294,14 +340,14 @@ std::string plan_text(const ParallelPlan& plan) {
   std::ostringstream text;
   text << "rank " << plan.rank << " of " << plan.topology.size() << "\n\naxes\n";
   for (const PlannedAxis& axis : plan.axes) {
-    text << formatted("  {:<10}{}, position {}", axis.name, axis.size, axis.position);
-    if (axis.size > 1) text << "; ranks " << short_text(groups_along(plan.topology, {axis.name}));
+    text << formatted("  {:<10}{}, position {}", axis.part->name, axis.size, axis.position);
+    if (axis.size > 1) text << "; ranks " << short_text(axis.groups);
     text << "\n";
   }
   print_groups(text, plan);
   text << "samples\n  place " << plan.place.rank << " of " << plan.place.size << "\n";
   if (!plan.parameters.empty())
-    text << "parameters" << (plan.size_of("pipe") > 1 ? "; each stage has those of its layers\n" : "\n");
+    text << (has_other_layers(plan) ? "parameters; each stage has those of its layers\n" : "parameters\n");
   print_parameters(text, plan);
   text << "passes over operators, outermost first\n";
   for (const PlannedPass& pass : plan.passes)

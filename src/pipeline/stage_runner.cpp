@@ -163,8 +163,10 @@ class StageRunner::Impl {
     training_.condition().fail(text);
     for (Group* const group : {all_.get(), message_group_.get(), tied_group_.get()}) group->abort(text);
     const TrainingGroups& groups = training_.groups();
-    for (Group* const group : std::set<Group*>{&groups.shards, &groups.stage, &groups.model, groups.tensor})
-      if (group != nullptr && group != &world_) group->abort(text);
+    std::set<Group*> all{&groups.sums, &groups.stage, &groups.model};
+    for (const auto& [axis, group] : groups.by_axis) all.insert(group);
+    for (Group* const group : all)
+      if (group != &world_) group->abort(text);
     training_.pager().defer_reductions(false);
     work_.clear();
     feed_.clear();

@@ -216,7 +216,7 @@ c10::IValue StageWork::input_of(Slot& slot, const Instruction& instruction) {
 Message StageWork::output_of(Slot& slot, const c10::IValue& value) const {
   Message message{.value = flatten(value)};
   for (at::Tensor& tensor : message.value.tensors) {
-    tensor = training_.passes().whole(tensor);
+    tensor = training_.passes().between_stages(tensor);
     const bool requires_grad = mode_.trains && tensor.defined() && tensor.requires_grad();
     message.requires_grad.push_back(requires_grad);
     if (requires_grad) slot.output_edges.push_back(gradient_edge(tensor));
@@ -241,9 +241,9 @@ void StageWork::refuse_reentrant(const Slot& slot) const {
 
 /// `value`, with the whole of each tensor that is a slice. An object of a program's is handed on as it is.
 c10::IValue StageWork::whole(const c10::IValue& value) const {
-  if (!training_.passes().tensor || value.isCapsule()) return value;
+  if (training_.passes().cuts.empty() || value.isCapsule()) return value;
   FlatValue flat = flatten(value);
-  for (at::Tensor& tensor : flat.tensors) tensor = training_.passes().whole(tensor);
+  for (at::Tensor& tensor : flat.tensors) tensor = training_.passes().between_stages(tensor);
   return unflatten(flat);
 }
 

@@ -29,7 +29,7 @@ WholeGradients whole_gradients_of(const Pager& pager, int ranks) {
 bool sums_whole_gradients(Training& training, const Group& world) {
   const Pager& pager = training.pager();
   const PagerPolicy& policy = pager.policy();
-  Group& shards = training.groups().shards;
+  Group& shards = training.groups().sums;
   const std::optional<bool> configured = training.config().pipeline.whole_gradients;
   const bool can_save = policy.stage >= 2 && shards.size() > 1;
   if (configured || !can_save || policy.deterministic || policy.offload_ratio > 0) return configured.value_or(false);

@@ -19,6 +19,7 @@
 #include "trireme/device/stream.h"
 #include "trireme/intercept.h"
 #include "trireme/pager/leaf_modules.h"
+#include "trireme/sequence/sequence_parallel.h"
 #include "trireme/training/model_agreement.h"
 #include "trireme/training/training.h"
 
@@ -104,12 +105,12 @@ Training::Training(TrainingGroups groups, torch::nn::Module& module, const Train
   ModuleTensors tensors = list_tensors(module, config_.precision, options.unmanaged);
   const std::vector<ParameterSpec> specs = specs_of(tensors, config_.precision);
   loaded_bytes_ = bytes_by_dtype(tensors.parameters);
-  const WholeModel model = whole_model(groups_.stages, specs);
+  const WholeModel model = whole_model(groups_.along("pipe"), specs);
   PreparedOptimizer prepared = prepare(choice, model, specs.size());
   const PagerPolicy policy = policy_for(config_, groups_.plan, module);
-  check_manageable(groups_.shards, tensors.parameters, policy);
+  check_manageable(groups_.sums, tensors.parameters, policy);
   check_same_model(groups_.stage, tensors);
-  if (groups_.tensor != nullptr) partition_ = plan_slices(groups_, tensors, options);
+  if (groups_.along("tensor") != nullptr) partition_ = plan_slices(groups_, tensors, options);
   try_client(groups_.model, choice, specs, device_of(module));
   if (!options.output.empty() && groups_.model.rank() == 0) write_resolved(config_, options.output);
 
@@ -119,7 +120,7 @@ Training::Training(TrainingGroups groups, torch::nn::Module& module, const Train
   if (!prepared.is_empty()) install(std::move(prepared));
   reserve_save();
   forward_checks_ =
-      std::make_unique<ForwardChecks>(groups_.shards, *pager_, *buffers_, config_.precision, options.knows_micro_batch);
+      std::make_unique<ForwardChecks>(groups_.sums, *pager_, *buffers_, config_.precision, options.knows_micro_batch);
   if (groups_.model.rank() == 0) log_precision(loaded_bytes_, config_, *pager_, *buffers_, *step_);
 }
 
@@ -135,17 +136,17 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
   if (partition_) {
     slices_ = tensors.parameters;
     const std::span copies = std::span(partition_->parameters).subspan(slices_.size());
-    for (NamedParameter& copy : cut_copies(groups_.tensor->rank(), copies, options.copies, module, config_.precision))
+    for (NamedParameter& copy : cut_copies(groups_.along("tensor")->rank(), copies, options.copies, module, config_.precision))
       slices_.push_back(std::move(copy));
   }
   pager_ =
-      std::make_unique<Pager>(groups_.shards, make_meshes(groups_), std::move(tensors.parameters), std::move(policy));
+      std::make_unique<Pager>(groups_.sums, make_meshes(groups_), std::move(tensors.parameters), std::move(policy));
   give_back_freed_memory();  // the whole model's; malloc would keep it
   buffers_ = std::make_unique<Buffers>(
       groups_.stage, pager_->device(),
       [list = list_of_buffers(module, options), parameters] { return present_buffers(list(), parameters); });
   const LrScheduleOptions schedule = config_.scheduler.value_or(LrScheduleOptions{});
-  step_ = std::make_unique<TrainStep>(TrainStepParts{.shards = groups_.shards,
+  step_ = std::make_unique<TrainStep>(TrainStepParts{.shards = groups_.sums,
                                                      .model = groups_.model,
                                                      .place = groups_.plan.place,
                                                      .pager = *pager_,
@@ -154,9 +155,12 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
                                                      .prove = proof(),
                                                      .spoil = [this](const std::string& why) { condition_.fail(why); }},
                                       step_options(config_));
-  passes_ = OperatorPasses(config_, *pager_, groups_,
-                           partition_ ? tensor_pass(*groups_.tensor, *partition_, config_.tensor, slices_) : nullptr);
-  if (options.takes_sizes_from_inputs && passes_.tensor) passes_.tensor->speak_of_wholes();
+  passes_ = OperatorPasses(config_, *pager_);
+  if (Group* const group = groups_.along("sequence"))
+    passes_.cuts.push_back(std::make_unique<SequenceParallel>(*group, config_.sequence_attention));
+  if (partition_) passes_.cuts.push_back(tensor_pass(*groups_.along("tensor"), *partition_, config_.tensor, slices_));
+  if (auto* const slices = passes_.find<TensorParallel>(); slices != nullptr && options.takes_sizes_from_inputs)
+    slices->speak_of_wholes();
   access_ = make_access(nullptr);
 }
 
@@ -168,8 +172,8 @@ std::function<void()> Training::proof() {
   if (partition_)
     proofs.emplace_back([this, proof = std::shared_ptr<GradientProof>()]() mutable {  // of passes made after the step
       if (!proof)
-        proof = std::make_shared<GradientProof>(*pager_, groups_.shards, *groups_.tensor, groups_.model, *partition_,
-                                                *passes_.tensor);
+        proof = std::make_shared<GradientProof>(*pager_, groups_.sums, *groups_.along("tensor"), groups_.model, *partition_,
+                                                *passes_.find<TensorParallel>());
       proof->show();
     });
   if (proofs.empty()) return {};
@@ -180,7 +184,7 @@ std::function<void()> Training::proof() {
 
 void Training::install(PreparedOptimizer prepared) {
   std::unique_ptr<ShardedOptimizer> optimizer =
-      make_optimizer(prepared, *pager_, groups_.shards, config_.precision, config_.disk);
+      make_optimizer(prepared, *pager_, groups_.sums, config_.precision, config_.disk);
   Hyperparameters hyperparameters = hyperparameters_of(prepared, optimizer.get());
   step_->set_optimizer(std::move(optimizer), std::move(hyperparameters));
   access_.reset();  // before another one takes its place in the pager
@@ -188,7 +192,7 @@ void Training::install(PreparedOptimizer prepared) {
 }
 
 std::unique_ptr<ParameterAccess> Training::make_access(ShardedOptimizer* optimizer) const {
-  CutLayers layers{.ranks = groups_.tensor};
+  CutLayers layers{.ranks = groups_.along("tensor")};
   if (partition_)
     for (const PartitionedParameter& parameter : partition_->parameters) layers.parts.push_back(parameter.parts);
   std::function<double()> loss_scale;
@@ -204,7 +208,7 @@ void Training::set_optimizer(const OptimizerChoice& choice) {
   const WithoutInterception own_operators;
   check(choice, groups_.plan, config_.precision, config_.disk, config_.pager.disk);
   const std::vector<ParameterSpec>& specs = pager_->parameters();
-  PreparedOptimizer prepared = prepare(choice, whole_model(groups_.stages, specs), specs.size());
+  PreparedOptimizer prepared = prepare(choice, whole_model(groups_.along("pipe"), specs), specs.size());
   try_client(groups_.model, choice, specs, pager_->device());
   config_.optimizer = choice.optimizer;
   config_.scheduler = choice.schedule;

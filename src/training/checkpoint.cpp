@@ -265,7 +265,7 @@ SavedCheckpoint Training::save(const std::filesystem::path& directory, const Sav
   const CheckpointOptions& configured = config_.checkpoint;
   const SaveOptions files{.latest = options.latest,
                           .tags = configured.tag_validation,
-                          .topology = groups_.topology,
+                          .topology = groups_.plan.ranks.axes(),
                           .keep_last = options.keep_last.value_or(configured.keep_last),
                           .files = options.files};
   const std::string tag = options.tag.empty() ? str("global_step", step_->known_progress().global_steps) : options.tag;
@@ -350,7 +350,7 @@ std::optional<LoadedState> Training::load(const std::filesystem::path& directory
     log(LogLevel::kInfo, str("load_checkpoint: '", loaded->tag, "' was saved without frozen parameters; the ", left_out,
                              " of this model stay as they are"));
   take_values(values, step_counts, options);
-  const bool same_world = loaded->topology == groups_.topology;
+  const bool same_world = loaded->topology == groups_.plan.ranks.axes();
   if (!config_.pager.deterministic && same_world && !options.load_module_only)
     set_random_states(Json::parse(loaded->rank_values[groups_.model.rank()]), pager_->device());
   return LoadedState{loaded->tag, *values.client_state};

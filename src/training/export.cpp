@@ -20,8 +20,9 @@ namespace {
 /// A parameter of which this rank's group has `own` in parts, where the group's first rank is asked for it: by rank 0,
 /// as the first one of its stages; `own` in other groups.
 at::Tensor to_whole(const TrainingGroups& groups, const std::vector<TensorPart>& parts, const at::Tensor& own) {
-  const RankGroups& stages = groups.plan.stages;
-  return stages.of(groups.tensor->world_rank(0)).front() == 0 ? join_parts(*groups.tensor, parts, own) : own;
+  Group& slices = *groups.along("tensor");
+  const RankGroups& stages = groups.plan.along("pipe");
+  return stages.of(slices.world_rank(0)).front() == 0 ? join_parts(slices, parts, own) : own;
 }
 
 /// `whole`, a tensor of stage `stage`, as rank 0 of all stages needs it: sent there, undefined on the others.
@@ -64,7 +65,7 @@ void Training::export_weights(const std::filesystem::path& directory, const Save
   }
   std::vector<ExportedTensor> tensors;
   ExportOptions files{.files = options.files};
-  const std::vector<StageTensors> stages = tensors_of_stages(groups_.stages, here);
+  const std::vector<StageTensors> stages = tensors_of_stages(groups_.along("pipe"), here);
   for (size_t stage = 0; stage < stages.size(); ++stage) {
     files.aliases.insert(stages[stage].aliases.begin(), stages[stage].aliases.end());
     for (const ParameterSpec& spec : stages[stage].tensors) {
@@ -72,7 +73,7 @@ void Training::export_weights(const std::filesystem::path& directory, const Save
       const bool is_mine = own != mine.end();
       tensors.push_back({spec.name, spec.shape, spec.dtype, [this, stage, spec, own, is_mine] {
                            const at::Tensor whole = is_mine ? own->second() : at::Tensor();
-                           return to_first_stage(groups_.stages, static_cast<int>(stage), spec, whole);
+                           return to_first_stage(groups_.along("pipe"), static_cast<int>(stage), spec, whole);
                          }});
     }
   }

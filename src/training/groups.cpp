@@ -1,9 +1,6 @@
 #include "trireme/training/groups.h"
 
-#include <algorithm>
-#include <initializer_list>
-#include <iterator>
-#include <string>
+#include <set>
 #include <utility>
 
 #include "trireme/comm/device_group.h"
@@ -12,68 +9,65 @@ namespace trireme {
 
 namespace {
 
-/// Groups that serve `device`, in place of those that do not.
+/// Groups that serve `device`, in place of those that do not. Along an axis without a GradientLaw ranks have other
+/// parameters, and send what they choose to: that group stays.
 TrainingGroups on_device(TrainingGroups groups, c10::Device device) {
-  std::vector<std::unique_ptr<Group>> own;
-  const auto served = [&](Group& group) -> Group& {
+  std::map<Group*, Group*> served;
+  const auto serve = [&](Group& group) -> Group& {
+    Group*& there = served[&group];
+    if (there != nullptr) return *there;
     std::unique_ptr<Group> made;
-    Group& result = group_for(group, device, made);
-    if (made) own.push_back(std::move(made));
-    return result;
+    there = &group_for(group, device, made);
+    if (made) groups.own.push_back(std::move(made));
+    return *there;
   };
-  Group& shards = served(groups.shards);
-  Group& stage = &groups.stage == &groups.shards ? shards : served(groups.stage);
-  Group& model = &groups.model == &groups.stage ? stage : served(groups.model);
-  Group* const sequence = groups.sequence != nullptr ? &served(*groups.sequence) : nullptr;
-  Group* const tensor = groups.tensor != nullptr ? &served(*groups.tensor) : nullptr;
+  Group& sums = serve(groups.sums);
+  Group& stage = serve(groups.stage);
+  Group& model = serve(groups.model);
+  for (const PlannedAxis& axis : groups.plan.axes)
+    if (const auto found = groups.by_axis.find(axis.part->name); found != groups.by_axis.end() && axis.part->law)
+      found->second = &serve(*found->second);
   return {.plan = std::move(groups.plan),
-          .shards = shards,
+          .sums = sums,
           .stage = stage,
           .model = model,
-          .sequence = sequence,
-          .tensor = tensor,
-          .stages = groups.stages,
-          .topology = std::move(groups.topology),
+          .by_axis = std::move(groups.by_axis),
           .grid = std::move(groups.grid),
-          .own = std::move(own)};
+          .own = std::move(groups.own)};
 }
 
 TrainingGroups host_groups_of(const Grid& grid, ParallelPlan plan) {
-  const Topology& topology = grid.topology();
-  const auto along = [&](std::initializer_list<const char*> names) -> Group& {
-    std::vector<std::string> axes;
-    std::copy_if(names.begin(), names.end(), std::back_inserter(axes),
-                 [&](const char* axis) { return topology.has(axis); });
-    return grid.along(axes);
+  const auto along = [&](const RankGroups& groups) -> Group& {
+    std::set<std::string> axes;  // of the grid, which has "data" for "replica" and "shard"
+    for (const std::string& axis : groups.axes) axes.insert(grid.topology().has(axis) ? axis : "data");
+    return grid.along({axes.begin(), axes.end()});
   };
-  Group* const sequence = plan.sequence.size() > 1 ? &grid.along({"sequence"}) : nullptr;
-  Group* const tensor = plan.tensor.size() > 1 ? &grid.along({"tensor"}) : nullptr;
-  Group* const stages = plan.stages.size() > 1 ? &grid.along({"pipe"}) : nullptr;
-  return {.plan = std::move(plan),
-          .shards = along({"data", "sequence"}),
-          .stage = along({"data", "sequence", "tensor"}),
-          .model = grid.world(),
-          .sequence = sequence,
-          .tensor = tensor,
-          .stages = stages,
-          .topology = topology.axes()};
+  std::map<std::string, Group*, std::less<>> by_axis;
+  for (const Axis& axis : grid.topology().axes())
+    if (axis.size > 1 && axis.name != "data") by_axis[axis.name] = &grid.along({axis.name});
+  Group& sums = along(plan.sums);
+  Group& stage = along(plan.stage);
+  return {.plan = std::move(plan), .sums = sums, .stage = stage, .model = grid.world(), .by_axis = std::move(by_axis)};
 }
 
 }  // namespace
+
+Group* TrainingGroups::along(std::string_view axis) const {
+  const auto found = by_axis.find(axis);
+  return found != by_axis.end() ? found->second : nullptr;
+}
 
 TrainingGroups groups_of(const Grid& grid, const ParallelOptions& options, c10::Device device) {
   return on_device(host_groups_of(grid, make_plan(grid.topology(), grid.world().rank(), options)), device);
 }
 
 TrainingGroups groups_of(Group& world, const ParallelOptions& options, c10::Device device) {
-  const Degrees whole_models = {
-      .data = options.degrees.data, .tensor = options.degrees.tensor, .sequence = options.degrees.sequence};
+  Degrees whole_models = options.degrees;
+  whole_models.pipe = 1;
   const Topology topology = topology_of(whole_models, world.size());
   ParallelPlan plan = make_plan(topology, world.rank(), options);
-  if (plan.sequence.size() == 1 && plan.tensor.size() == 1)
-    return on_device(
-        {.plan = std::move(plan), .shards = world, .stage = world, .model = world, .topology = topology.axes()},
-        device);
+  if (topology.axes().size() == 1)
+    return on_device({.plan = std::move(plan), .sums = world, .stage = world, .model = world}, device);
   auto grid = std::make_unique<Grid>(world, topology);
   TrainingGroups groups = host_groups_of(*grid, std::move(plan));
   groups.grid = std::move(grid);
@@ -82,10 +76,11 @@ TrainingGroups groups_of(Group& world, const ParallelOptions& options, c10::Devi
 
 std::vector<ShardMesh> make_meshes(TrainingGroups& groups) {
   const ParallelPlan& plan = groups.plan;
-  if (plan.replicas.size() == 1) return {{.shards = groups.shards, .mean_over = plan.mean_over}};
+  const RankGroups& same_shards = plan.along(replica_axis().name);
+  if (same_shards.size() == 1) return {{.shards = groups.sums, .mean_over = plan.mean_over}};
   const std::vector<int>& members = plan.sums.of(plan.rank);
-  Group& shards = *groups.own.emplace_back(groups.shards.split(positions_in(members, plan.shards), "shards"));
-  Group& replicas = *groups.own.emplace_back(groups.shards.split(positions_in(members, plan.replicas), "replicas"));
+  Group& shards = *groups.own.emplace_back(groups.sums.split(positions_in(members, plan.shards), "shards"));
+  Group& replicas = *groups.own.emplace_back(groups.sums.split(positions_in(members, same_shards), "replicas"));
   if (!plan.states_over_replicas) groups.replicas = &replicas;
   return {{.shards = shards,
            .replicas = &replicas,

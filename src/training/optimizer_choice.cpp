@@ -18,10 +18,10 @@ void check_rounding(const OptimizerChoice& choice, const ParallelPlan& plan) {
     throw ConfigError(str("trireme.stochastic_rounding: ", why...), ErrorCode::kUnsupported);
   };
   if (choice.client) refuse("a client_optimizer rounds by itself; remove the key, or use Adam, AdamW, Adagrad or SGD");
-  if (plan.tensor.size() > 1)
-    refuse("with tensor_parallel (autotp_size=", plan.tensor.size(), ") it is not there yet; remove one of the two");
-  if (plan.stages.size() > 1)
-    refuse("with a pipeline (stages=", plan.stages.size(), ") it is not there yet; remove one of the two");
+  if (plan.size_of("tensor") > 1)
+    refuse("with tensor_parallel (autotp_size=", plan.size_of("tensor"), ") it is not there yet; remove one of the two");
+  if (plan.size_of("pipe") > 1)
+    refuse("with a pipeline (stages=", plan.size_of("pipe"), ") it is not there yet; remove one of the two");
 }
 
 void check_on_disk(Feature optimizer, const char* name, const DiskSpace& states, const DiskSpace& weights) {
@@ -34,7 +34,7 @@ void check_on_disk(Feature optimizer, const char* name, const DiskSpace& states,
 
 void check(const OptimizerChoice& choice, const ParallelPlan& plan, const PrecisionOptions& precision,
            const DiskSpace& disk, const DiskSpace& weights) {
-  const int tensor_ranks = plan.tensor.size();
+  const int tensor_ranks = plan.size_of("tensor");
   if (precision.stochastic_rounding) check_rounding(choice, plan);
   if (choice.optimizer) {
     check_optimizer(*choice.optimizer);

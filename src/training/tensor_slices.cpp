@@ -110,10 +110,10 @@ bool is_output_head(const PartitionedParameter& planned) {
 PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& tensors, const TrainingOptions& options) {
   const CallerScope caller("initialize");
   const SubjectScope subject("the tensor_parallel plan");
-  const int ranks = groups.tensor->size();
+  const int ranks = groups.along("tensor")->size();
   PartitionPlan plan;
   // Rules look at the whole model: at ties, at the order of layers.
-  const std::vector<StageTensors> stages = tensors_of_stages(groups.stages, tensors_of(tensors, options.copies));
+  const std::vector<StageTensors> stages = tensors_of_stages(groups.along("pipe"), tensors_of(tensors, options.copies));
   all_or_throw(groups.model, [&] { plan = make_partition_plan(model_of(stages, options), rules_of(options, ranks)); });
   if (const auto difference = first_different_line(groups.model, [&] { return text_of(plan); }))
     throw ConfigError(str("initialize: the ranks would cut the model differently, first ", difference->text(),
@@ -132,9 +132,9 @@ PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& ten
 void cut_parameters(const TrainingGroups& groups, const PartitionPlan& plan, const PrecisionOptions& precision,
                     std::vector<NamedParameter>& parameters) {
   const at::NoGradGuard no_grad;
-  ShardedSlices sharded(groups.shards, parameters);
+  ShardedSlices sharded(groups.sums, parameters);
   const WithoutInterception own_operators;
-  const int rank = groups.tensor->rank();
+  const int rank = groups.along("tensor")->rank();
   for (size_t i = 0; i < parameters.size(); ++i) {
     NamedParameter& parameter = parameters[i];
     const std::vector<TensorPart>& parts = plan.parameters[i].parts;
@@ -142,7 +142,7 @@ void cut_parameters(const TrainingGroups& groups, const PartitionPlan& plan, con
     parameter.part = parts[rank];
     count_once(parameter, parts, rank);
     const bool was_sharded = zero::is_sharded(parameter.tensor);
-    at::Tensor slice = cut_part(first_values(*groups.tensor, parameter.tensor.detach()), parts[rank]);
+    at::Tensor slice = cut_part(first_values(*groups.along("tensor"), parameter.tensor.detach()), parts[rank]);
     if (was_sharded) slice = slice.to(dtype_of_weight(parameter.tensor, precision));
     if (slice.is_alias_of(parameter.tensor)) continue;
     parameter.tensor.set_data(slice);

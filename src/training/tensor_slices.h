@@ -15,7 +15,7 @@
 
 namespace trireme {
 
-/// How `tensors`, and behind them `options.copies` by name, are cut over `groups.tensor`, which there is. Changes
+/// How `tensors`, and behind them `options.copies` by name, are cut over the axis "tensor", which there is. Changes
 /// nothing. Collective over `groups.model`.
 ///
 /// Throws    ConfigError on every rank: as make_partition_plan(); ranks with other facts of the model, or another
@@ -24,7 +24,7 @@ PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& ten
 
 /// The values of the first rank on "tensor" become everybody's, and parameters that `plan` cuts this rank's slices: the
 /// same tensor objects of another shape. One whole parameter at a time. Those that zero::Init has sharded get their
-/// dtype of `precision`, too, and slices stay sharded, over `groups.shards`. Collective over `groups.model`.
+/// dtype of `precision`, too, and slices stay sharded, over `groups.sums`. Collective over `groups.model`.
 void cut_parameters(const TrainingGroups& groups, const PartitionPlan& plan, const PrecisionOptions& precision,
                     std::vector<NamedParameter>& parameters);
 

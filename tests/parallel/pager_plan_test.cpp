@@ -49,7 +49,7 @@ TEST(PagerPlan, EachRankUpdatesTheElementsThatItsPlanNames) {
           make_plan(topology_of(degrees, rank.size()), rank.id(),
                     {.degrees = degrees, .pager = policy, .states_over_replicas = one.states_over_replicas}, specs);
       const auto shards = rank.world().split(plan.shards.ranks, "shards");
-      const auto replicas = rank.world().split(plan.replicas.ranks, "replicas");
+      const auto replicas = rank.world().split(plan.along("replica").ranks, "replicas");
       const ShardMesh mesh{.shards = *shards,
                            .replicas = one.replicas > 1 ? replicas.get() : nullptr,
                            .states_over_replicas = plan.states_over_replicas,

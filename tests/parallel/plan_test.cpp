@@ -101,10 +101,10 @@ TEST(ParallelPlan, EachKindOfGroupIsAPartitionOfTheRanks) {
     expect_partition(plan.model, one.world(), one.world(), one.name());
     expect_partition(plan.sums, one.world(), data * one.sequence, one.name());
     expect_partition(plan.shards, one.world(), one.shards * one.sequence, one.name());
-    expect_partition(plan.replicas, one.world(), one.replicas, one.name());
-    expect_partition(plan.sequence, one.world(), one.sequence, one.name());
-    expect_partition(plan.tensor, one.world(), one.tensor, one.name());
-    expect_partition(plan.stages, one.world(), one.pipe, one.name());
+    expect_partition(plan.along("replica"), one.world(), one.replicas, one.name());
+    expect_partition(plan.along("sequence"), one.world(), one.sequence, one.name());
+    expect_partition(plan.along("tensor"), one.world(), one.tensor, one.name());
+    expect_partition(plan.along("pipe"), one.world(), one.pipe, one.name());
     for (int rank = 0; rank < one.world(); ++rank) {
       const Ranks& group = plan.shards.of(rank);
       EXPECT_NE(std::find(group.begin(), group.end(), rank), group.end());
@@ -119,7 +119,7 @@ TEST(ParallelPlan, ShardsOfAllReplicasAreTheRanksWhoseGradientsAreAdded) {
     for (int rank = 0; rank < one.world(); ++rank) {
       Ranks reached;
       for (const int shard : plan.shards.of(rank))
-        for (const int replica : plan.replicas.of(shard)) reached.push_back(replica);
+        for (const int replica : plan.along("replica").of(shard)) reached.push_back(replica);
       std::sort(reached.begin(), reached.end());
       EXPECT_EQ(reached, plan.sums.of(rank)) << one.name();
     }
@@ -132,19 +132,19 @@ TEST(ParallelPlan, NeighboursShareSamplesAndHoldTheShardsOfOneReplica) {
     const auto are_together = [](const RankGroups& groups, int a, int b) { return groups.of(a) == groups.of(b); };
     for (int rank = 0; rank + 1 < one.world(); ++rank) {
       const int shards = one.shards * one.sequence;
-      EXPECT_EQ(are_together(plans[0].tensor, rank, rank + 1), (rank + 1) % one.tensor != 0) << one.name();
+      EXPECT_EQ(are_together(plans[0].along("tensor"), rank, rank + 1), (rank + 1) % one.tensor != 0) << one.name();
       if (one.tensor > 1) continue;
-      EXPECT_EQ(are_together(plans[0].sequence, rank, rank + 1), (rank + 1) % one.sequence != 0) << one.name();
+      EXPECT_EQ(are_together(plans[0].along("sequence"), rank, rank + 1), (rank + 1) % one.sequence != 0) << one.name();
       EXPECT_EQ(are_together(plans[0].shards, rank, rank + 1), (rank + 1) % shards != 0) << one.name();
     }
     // Ranks of one stage have the same samples where they are of one sequence, and there alone.
     for (const int a : plans[0].sums.of(0))
       for (const int b : plans[0].sums.of(0))
-        EXPECT_EQ(plans[a].place.rank == plans[b].place.rank, are_together(plans[0].sequence, a, b)) << one.name();
+        EXPECT_EQ(plans[a].place.rank == plans[b].place.rank, are_together(plans[0].along("sequence"), a, b)) << one.name();
     for (const ParallelPlan& plan : plans) {
       EXPECT_EQ(plan.place.size, one.replicas * one.shards);
       EXPECT_LT(plan.place.rank, plan.place.size);
-      for (const int other : plan.stages.of(plan.rank)) EXPECT_EQ(plans[other].place.rank, plan.place.rank);
+      for (const int other : plan.along("pipe").of(plan.rank)) EXPECT_EQ(plans[other].place.rank, plan.place.rank);
     }
   }
 }
@@ -154,7 +154,7 @@ TEST(ParallelPlan, RanksOfOneLayerHaveTheSameSamplesAndOtherSlices) {
   for (const Case& one : cases()) {
     const std::vector<ParallelPlan> plans = plans_of(one, policy_of(3));
     for (const ParallelPlan& plan : plans) {
-      for (const int other : plan.tensor.of(plan.rank)) EXPECT_EQ(plans[other].place.rank, plan.place.rank);
+      for (const int other : plan.along("tensor").of(plan.rank)) EXPECT_EQ(plans[other].place.rank, plan.place.rank);
       for (const int other : plan.sums.of(plan.rank))
         EXPECT_EQ(plan.topology.position_of(other, "tensor"), plan.topology.position_of(plan.rank, "tensor"));
       EXPECT_EQ(plan.mean_over, one.replicas * one.shards * one.sequence) << one.name();
@@ -172,7 +172,7 @@ TEST(ParallelPlan, ADividedSumIsTheMeanOfTheSamplesOwnersOrTheirSum) {
       for (const int rank : plans[0].sums.of(0)) {
         const double sample = 3 + plans[rank].place.rank;  // its whole gradient
         if (owners.insert(plans[rank].place.rank).second) expected += sample;
-        const Ranks& sharers = plans[rank].sequence.of(rank);
+        const Ranks& sharers = plans[rank].along("sequence").of(rank);
         const auto place = std::find(sharers.begin(), sharers.end(), rank) - sharers.begin();
         const double share = sharers.size() == 1 ? 1 : place == 0 ? 0.5 : 0.5 / static_cast<double>(sharers.size() - 1);
         sum += static_cast<double>(sharers.size()) * share * sample;
@@ -203,8 +203,8 @@ Ranks along(const ParallelPlan& plan, const std::vector<std::string>& axes) {
   for (int rank = 0; rank < plan.topology.size(); ++rank) {
     bool differs_elsewhere = false;
     for (const PlannedAxis& axis : plan.axes)
-      differs_elsewhere |= std::find(axes.begin(), axes.end(), axis.name) == axes.end() &&
-                           plan.topology.position_of(rank, axis.name) != axis.position;
+      differs_elsewhere |= std::find(axes.begin(), axes.end(), axis.part->name) == axes.end() &&
+                           plan.topology.position_of(rank, axis.part->name) != axis.position;
     if (!differs_elsewhere) ranks.push_back(rank);
   }
   return ranks;
@@ -250,13 +250,13 @@ TEST(ParallelPlan, StatesOverReplicasAreCutFurtherByTheirNumber) {
 TEST(ParallelPlan, TheOrderOfAxesDecidesWhoIsNeighbour) {
   const ParallelOptions options{.degrees = {.data = 4, .pipe = 2, .replicas = 2}, .pager = policy_of(3)};
   const ParallelPlan inner = make_plan(Topology({{"data", 4}, {"pipe", 2}}), 5, options);
-  EXPECT_EQ(inner.stages.of(5), (Ranks{4, 5}));
+  EXPECT_EQ(inner.along("pipe").of(5), (Ranks{4, 5}));
   EXPECT_EQ(inner.sums.of(5), (Ranks{1, 3, 5, 7}));
   EXPECT_EQ(inner.shards.of(5), (Ranks{5, 7}));
-  EXPECT_EQ(inner.replicas.of(5), (Ranks{1, 5}));
+  EXPECT_EQ(inner.along("replica").of(5), (Ranks{1, 5}));
   EXPECT_EQ(inner.place.rank, 2);
   EXPECT_EQ(positions_in(inner.sums.of(5), inner.shards), (std::vector<Ranks>{{0, 1}, {2, 3}}));
-  EXPECT_EQ(positions_in(inner.sums.of(5), inner.replicas), (std::vector<Ranks>{{0, 2}, {1, 3}}));
+  EXPECT_EQ(positions_in(inner.sums.of(5), inner.along("replica")), (std::vector<Ranks>{{0, 2}, {1, 3}}));
 }
 
 TEST(ParallelPlan, PassesStandInTheOrderOfTheChain) {
@@ -341,18 +341,18 @@ TEST(Exclusions, ThatOptionsTellAreRefusedByThePlan) {
       {{Feature::kPipeline, Feature::kSequence},
        [](ParallelOptions& options) { options.degrees = {.data = 1, .pipe = 2, .sequence = 2}; }},
   };
-  EXPECT_EQ(first_exclusion(replicas), nullptr);
-  for (const Exclusion& row : exclusions()) {
-    if (row.at) continue;
-    ParallelOptions options = replicas;
-    switched_on.at({row.one, row.other})(options);
-    const Degrees& degrees = options.degrees;
-    ASSERT_EQ(first_exclusion(options), &row) << row.text;
-    const bool is_of_replicas = row.one == Feature::kReplicas || row.one == Feature::kStatesOverReplicas;
-    const std::string expected = filled(row.text, {is_of_replicas ? "degrees.replicas=2" : "2", "2"});
-    const int world = degrees.data * degrees.pipe * degrees.sequence * degrees.tensor;
-    EXPECT_EQ(refusal_of(topology_of(degrees, world), options), expected);
-  }
+  EXPECT_EQ(first_exclusion(replica_axis(), replicas), nullptr);
+  for (const AxisPart* axis : all_axes())
+    for (const AxisExclusion& row : axis->exclusions) {
+      if (row.at) continue;
+      ParallelOptions options = replicas;
+      switched_on.at({row.option.value_or(*axis->feature), row.other})(options);
+      const Degrees& degrees = options.degrees;
+      ASSERT_EQ(first_exclusion(*axis, options), &row) << row.text;
+      const std::string expected = filled(row.text, {axis == &replica_axis() ? "degrees.replicas=2" : "2", "2"});
+      const int world = degrees.data * degrees.pipe * degrees.sequence * degrees.tensor;
+      EXPECT_EQ(refusal_of(topology_of(degrees, world), options), expected);
+    }
 }
 
 TEST(ParallelPlan, IsPrinted) {
@@ -369,8 +369,8 @@ TEST(ParallelPlan, IsPrinted) {
             "  step together         0-7\n"
             "  add gradients         0-3\n"
             "  hold all shards       2,3\n"
-            "  hold the same shards  1,3\n"
             "  are a pipeline        3,7\n"
+            "  hold the same shards  1,3\n"
             "samples\n"
             "  place 3 of 4\n"
             "parameters; each stage has those of its layers\n"

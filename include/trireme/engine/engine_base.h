@@ -9,6 +9,8 @@
 
 #include "trireme/comm/grid.h"
 #include "trireme/engine/options.h"
+#include "trireme/sequence/sequence_parallel.h"
+#include "trireme/tensor/tensor_parallel.h"
 #include "trireme/training/training.h"
 
 namespace trireme {
@@ -33,9 +35,9 @@ class EngineBase {
   ///           tokens for some rank.
   SequenceInputs cut(const SequenceInputs& whole);
   /// Sequence parallelism of this engine; null where samples are not cut.
-  SequenceParallel* sequence() const { return passes().sequence.get(); }
+  SequenceParallel* sequence() const { return passes().find<SequenceParallel>(); }
   /// Tensor parallelism of this engine; null where layers are not cut.
-  TensorParallel* tensor() const { return passes().tensor.get(); }
+  TensorParallel* tensor() const { return passes().find<TensorParallel>(); }
   /// The passes over the model's operators; none after destroy().
   const OperatorPasses& passes() const { return training_.passes(); }
 
@@ -113,7 +115,7 @@ class EngineBase {
 
   const Config& config() const { return training_.config(); }
   /// The ranks over which ZeRO shards: they have the same module, and different samples or parts of samples.
-  Group& group() const { return training_.groups().shards; }
+  Group& group() const { return training_.groups().sums; }
   /// Which part of a data set this rank reads: part `rank` of `size`. Ranks that share samples or layers get the same.
   DataPlace data_place() const { return training_.groups().plan.place; }
   Pager& pager() const { return training_.pager(); }  ///< throws StateError after destroy()

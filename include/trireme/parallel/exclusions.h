@@ -11,6 +11,8 @@
 
 namespace trireme {
 
+struct AxisExclusion;
+struct AxisPart;
 struct ParallelOptions;
 
 /// A feature that cannot be combined with every other one.
@@ -61,7 +63,7 @@ inline constexpr const char* kNoLayers =
     "class (Python), or does not derive from trireme::RecomputesLayers (C++); write \"selective\", or call "
     "trireme::recompute() or trireme.checkpointing.checkpoint() around its layers and write \"none\"";
 
-/// All rows; those that options alone decide stand in the order in which they are checked.
+/// All rows, of axes first; those that options alone decide stand in the order in which they are checked.
 const std::vector<Exclusion>& exclusions();
 
 /// The row of two features, in any order; null: they can be combined.
@@ -69,7 +71,7 @@ const Exclusion* find_exclusion(Feature one, Feature other);
 /// The same. Requires  there is one.
 const Exclusion& exclusion_of(Feature one, Feature other);
 
-/// The first row decided by options alone of which both features are on; null: none.
-const Exclusion* first_exclusion(const ParallelOptions& options);
+/// The first row of an axis longer than 1 that options alone decide and that holds; null: none.
+const AxisExclusion* first_exclusion(const AxisPart& axis, const ParallelOptions& options);
 
 }  // namespace trireme

@@ -16,9 +16,9 @@
 
 #include "trireme/base/tensor_part.h"
 #include "trireme/comm/group.h"
-#include "trireme/intercept.h"
 #include "trireme/pager/layout/layout.h"
 #include "trireme/pager/layout/policy.h"
+#include "trireme/parallel/axis.h"
 #include "trireme/sequence/sequence_parallel.h"
 #include "trireme/topology.h"
 
@@ -33,14 +33,7 @@ struct ParallelOptions {
   bool shards_tokens = false;  ///< TensorParallelOptions::sequence_parallel
   bool recomputes_selectively = false;
   bool computes_in_tiles = false;
-};
-
-/// An axis of the run, and where this rank stands on it.
-struct PlannedAxis {
-  std::string name;
-  int size = 1;
-  int position = 0;
-  bool operator==(const PlannedAxis&) const = default;
+  std::vector<const AxisPart*> axes = all_axes();
 };
 
 /// The ranks of a run, grouped along some axes. Every rank is in exactly one group.
@@ -50,6 +43,14 @@ struct RankGroups {
 
   int size() const { return static_cast<int>(ranks.front().size()); }
   const std::vector<int>& of(int rank) const;
+};
+
+/// An axis of the run, and where this rank stands on it.
+struct PlannedAxis {
+  const AxisPart* part;
+  int size = 1;
+  int position = 0;
+  RankGroups groups = {};  ///< ranks that differ in their position on it alone
 };
 
 /// One parameter under the plan.
@@ -69,27 +70,19 @@ struct PlannedParameter {
   std::string why;        ///< the rule that decided this
 };
 
-/// A pass over this rank's operators.
-struct PlannedPass {
-  PassOrder order;
-  std::string name;
-  std::vector<std::string> axes = {};  ///< along which it exchanges; empty: it is local
-};
-
-/// The plan, as one rank sees it.
+/// The plan, as one rank sees it. Groups follow from what AxisPart says of axes.
 struct ParallelPlan {
-  /// As given, with the axis "data" replaced by "replica" and "shard".
-  Topology topology;
+  Topology ranks;     ///< as given
+  Topology topology;  ///< with "replica" and "shard" in the place of "data"
   int rank = 0;
   std::vector<PlannedAxis> axes = {};  ///< of `topology`, in its order
 
-  RankGroups model = {};     ///< all ranks: they step together
-  RankGroups sums = {};      ///< the ranks of one stage and one place on "tensor", whose gradients are added up
-  RankGroups shards = {};    ///< within `sums`: the ranks that hold all shards of the parameters together
-  RankGroups replicas = {};  ///< within `sums`: the ranks that hold the same shards
-  RankGroups sequence = {};  ///< within `shards`: the ranks that share samples
-  RankGroups tensor = {};    ///< the ranks that have slices of the same layers, and the same samples
-  RankGroups stages = {};    ///< one rank of each stage
+  RankGroups model = {};   ///< all ranks: they step together
+  RankGroups stage = {};   ///< the ranks that have the same layers, whole or slices of them
+  RankGroups sums = {};    ///< within `stage`: the ranks whose gradients are parts of one sum
+  RankGroups shards = {};  ///< within `sums`: the ranks that hold all shards of the parameters together
+
+  RankGroups alone = {};   ///< each rank by itself
 
   DataPlace place = {};  ///< of this rank's samples
   ReduceOp reduce_op = ReduceOp::kMean;
@@ -99,11 +92,13 @@ struct ParallelPlan {
   std::vector<PlannedParameter> parameters = {};
 
   int size_of(std::string_view axis) const { return topology.size_of(axis); }
+  /// Ranks that differ in their position on `axis` alone; of an axis that is not there each rank is a group of its own.
+  const RankGroups& along(std::string_view axis) const;
 };
 
 /// The topology of a job of `world` ranks by its degrees: the axes "pipe", "data", "sequence" and "tensor", the last
-/// varying fastest; those of degree 1 are left out, except "data". If the four do not multiply to `world`, all ranks
-/// are data-parallel; make_plan() refuses such degrees.
+/// varying fastest; those of degree 1 are left out, except "data". If they do not multiply to `world`, all ranks are
+/// data-parallel; make_plan() refuses such degrees.
 Topology topology_of(const Degrees& degrees, int world);
 
 /// The plan for rank `rank` of `ranks` and for `parameters`: those of its stage, or of all stages (to print them).

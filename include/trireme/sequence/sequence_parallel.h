@@ -17,6 +17,7 @@
 #include <optional>
 #include <vector>
 
+#include "trireme/activations/cut_activations.h"
 #include "trireme/comm/group.h"
 
 namespace trireme {
@@ -53,10 +54,10 @@ ShardRange sequence_range(int64_t tokens, int size, int rank);
 ///           known to be right; it joins a cut tensor with an uncut one of as many tokens (positions that the model
 ///           computes itself); a mask that is not known for all tokens.
 /// Source    DeepSpeed-Ulysses, arXiv:2309.14509; ring attention, arXiv:2310.01889. Test: sequence_test.cpp.
-class [[nodiscard]] SequenceParallel {
+class [[nodiscard]] SequenceParallel final : public CutActivations {
  public:
   explicit SequenceParallel(Group& group, SequenceAttention attention = SequenceAttention::kUlysses);
-  ~SequenceParallel();
+  ~SequenceParallel() override;
   SequenceParallel(const SequenceParallel&) = delete;
   SequenceParallel& operator=(const SequenceParallel&) = delete;
 
@@ -71,12 +72,9 @@ class [[nodiscard]] SequenceParallel {
 
   /// From now on sizes and indices that operators are given mean the whole sequence, not this rank's part: for programs
   /// that read whole_sizes() as the sizes of a part, as Python's do.
-  void speak_of_wholes();
-  /// Whether `tensor` is a part, of which only all ranks together have the whole.
-  bool is_part(const at::Tensor& tensor);
-  /// The sizes of the whole tensor that `tensor` is a part of, -1 for unknown ones. Nothing: `tensor` is not a part, or
-  /// a backward pass runs, in which gradients are of parts.
-  std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
+  void speak_of_wholes() override;
+  bool is_part(const at::Tensor& tensor) override;
+  std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) override;
   /// The whole tensor that `part` is a part of; undefined if it is not known.
   at::Tensor whole_of(const at::Tensor& part);
   /// Whether cut() was called.
@@ -84,7 +82,7 @@ class [[nodiscard]] SequenceParallel {
   /// To call before the backward pass of `loss`. Warns once if the program has cut no batch.
   ///
   /// Throws    StateError: the loss is of this rank's tokens alone, so gradients would be wrong.
-  void check_loss(const at::Tensor& loss);
+  void check_loss(const at::Tensor& loss) override;
 
  private:
   class Impl;

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/activations/cut_activations.h"
 #include "trireme/base/tensor_part.h"
 #include "trireme/comm/group.h"
 
@@ -36,10 +37,10 @@ namespace trireme {
 /// Throws    from an operator, StateError with the operator and the fix: nothing is known of it, and it has an argument
 ///           that is cut; it writes into a copy of other ranks' elements.
 /// Source    Megatron-LM, arXiv:1909.08053. Test: tensor_pass_test.cpp.
-class [[nodiscard]] TensorParallel {
+class [[nodiscard]] TensorParallel final : public CutActivations {
  public:
   explicit TensorParallel(Group& group);
-  ~TensorParallel();
+  ~TensorParallel() override;
   TensorParallel(const TensorParallel&) = delete;
   TensorParallel& operator=(const TensorParallel&) = delete;
 
@@ -52,7 +53,7 @@ class [[nodiscard]] TensorParallel {
 
   /// From now on sizes and indices that operators are given mean whole tensors: for programs that read whole_sizes() as
   /// the sizes of a slice, as Python's do. Otherwise they may mean either.
-  void speak_of_wholes();
+  void speak_of_wholes() override;
   /// Megatron's sequence parallelism, from now on: the output of a row-parallel layer is reduce-scattered over tokens
   /// (the dim before the last); norms, dropout and residuals run on this rank's tokens; the next column-parallel layer
   /// gathers them. Sends as many bytes as without.
@@ -64,26 +65,24 @@ class [[nodiscard]] TensorParallel {
   /// exchanged while the next one is computed. The same bytes in more calls; faster where communication runs beside
   /// computation. Not with shard_tokens(), which reduce-scatters.
   void overlap_sums();
-  /// Whether `tensor` is a slice, of which only all ranks together have the whole.
-  bool is_part(const at::Tensor& tensor);
-  /// The sizes of the whole that `tensor` is a slice of. Nothing: it is not a slice, or a backward pass runs.
-  std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
+  bool is_part(const at::Tensor& tensor) override;
+  std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) override;
   /// The whole of `tensor`, which may be a slice; differentiable. Collective where it is one.
   at::Tensor gather(const at::Tensor& tensor);
+  at::Tensor between_stages(const at::Tensor& tensor) override { return gather(tensor); }
   /// The whole of `tensor`, which is cut as `slice` is, such as its gradient. Collective.
   ///
   /// Throws    StateError: `slice` is none, or of other sizes.
   at::Tensor gather_like(const at::Tensor& tensor, const at::Tensor& slice);
   /// The ranks that share layers.
   Group& group() const;
-  /// The first exchange so far whose result is wrong for the ranks' parts, with its operator; "" if all are right. Ends
-  /// the recording of exchanges. Collective.
-  std::string exchange_problem();
+  /// Ends the recording of exchanges. Collective.
+  std::string exchange_problem() override;
   /// To call before the backward pass of `loss`, one number, which is compared over the group (on a device only the
   /// first time). Collective then.
   ///
   /// Throws    StateError on every rank: `loss` is a slice, or differs between ranks.
-  void check_loss(const at::Tensor& loss);
+  void check_loss(const at::Tensor& loss) override;
 
  private:
   class Impl;

@@ -3,7 +3,11 @@
 
 #include <c10/core/Device.h>
 
+#include <functional>
+#include <map>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "trireme/comm/grid.h"
@@ -13,20 +17,20 @@
 
 namespace trireme {
 
-/// The groups of one rank.
+/// The groups of one rank, which are those of the plan.
 struct TrainingGroups {
-  ParallelPlan plan;                ///< without parameters
-  Group& shards;                    ///< over which ZeRO shards: ParallelPlan::sums
-  Group& stage;                     ///< that have the same layers, whole or slices of them, `shards` or more
-  Group& model;                     ///< all ranks that step together, `stage` or more
-  Group* sequence = nullptr;        ///< ranks that share samples; null: every rank has its own
-  Group* tensor = nullptr;          ///< ranks that have slices of the same layers; null: layers are not cut
-  Group* replicas = nullptr;        ///< ranks that hold the same shards and update them alike; null: no two do
-  Group* stages = nullptr;          ///< one rank of each stage; null: the model has one
-  std::vector<Axis> topology = {};  ///< of `model`
-  std::unique_ptr<Grid> grid = {};  ///< owns the groups; null: the caller does
+  ParallelPlan plan;           ///< without parameters
+  Group& sums;                 ///< ranks whose gradients are parts of one sum, over which ZeRO shards
+  Group& stage;                ///< ranks that have the same layers, whole or slices of them: `sums` or more
+  Group& model;                ///< all ranks that step together: `stage` or more
+  Group* replicas = nullptr;   ///< ranks that hold the same shards and update them alike; null: no two do
+  std::map<std::string, Group*, std::less<>> by_axis = {};  ///< of all axes but "data"
+  std::unique_ptr<Grid> grid = {};                          ///< owns the groups; null: the caller does
   /// Groups made for the parameters' device, and those that make_meshes() has split.
   std::vector<std::unique_ptr<Group>> own = {};
+
+  /// The ranks that differ from this one in their position on `axis` alone, such as "tensor"; null: there are no others.
+  Group* along(std::string_view axis) const;
 };
 
 /// Collective where `device` needs groups of its own. Throws as make_plan().

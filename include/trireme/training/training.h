@@ -69,7 +69,7 @@ class Training {
 
   const Config& config() const { return config_; }
   const TrainingGroups& groups() const { return groups_; }
-  /// The cut of layers over the ranks of groups().tensor; null: layers are not cut.
+  /// The cut of layers over the axis "tensor"; null: layers are not cut.
   const PartitionPlan* partition() const { return partition_ ? &*partition_ : nullptr; }
   Pager& pager() const;  ///< throws StateError after destroy()
   /// The object that runs backward passes and steps, with their counters.

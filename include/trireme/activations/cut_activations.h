@@ -1,0 +1,34 @@
+// Activations that are cut over an axis of ranks, as an engine asks for them. Each axis that cuts some has a pass of its
+// own: SequenceParallel, TensorParallel.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+class CutActivations {
+ public:
+  virtual ~CutActivations() = default;
+
+  /// From now on sizes and indices that operators are given mean whole tensors: for programs that read whole_sizes() as
+  /// the sizes of a part, as Python's do.
+  virtual void speak_of_wholes() = 0;
+  /// Whether `tensor` is a part, of which only all ranks together have the whole.
+  virtual bool is_part(const at::Tensor& tensor) = 0;
+  /// The sizes of the whole that `tensor` is a part of, -1 for unknown ones. Nothing: it is not a part, or a backward
+  /// pass runs, in which gradients are of parts.
+  virtual std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) = 0;
+  /// To call before the backward pass of `loss`. Throws StateError: gradients would be of a part of the loss.
+  virtual void check_loss(const at::Tensor& loss) = 0;
+  /// `tensor` as the next stage of a pipeline takes it. Collective where that is the whole of a part.
+  virtual at::Tensor between_stages(const at::Tensor& tensor) { return tensor; }
+  /// The first exchange so far whose result is wrong for the ranks' parts, with its operator; "": none is known.
+  virtual std::string exchange_problem() { return {}; }
+};
+
+}  // namespace trireme

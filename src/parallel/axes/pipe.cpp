@@ -1,0 +1,36 @@
+// Stages of layers: one rank of each stage is a pipeline.
+#include "trireme/pager/layout/refusals.h"
+#include "trireme/parallel/axis.h"
+
+namespace trireme {
+
+const AxisPart& pipe_axis() {
+  using enum Feature;
+  static const AxisPart axis = {
+      .name = "pipe",
+      .shares_samples = true,
+      .shares_layers = false,
+      .shards_states = false,
+      .law = std::nullopt,
+      .together = "are a pipeline",
+      .degree = &Degrees::pipe,
+      .member = "degrees.pipe",
+      .mismatch = "degrees.pipe={}, and this engine's ranks have {} on the axis \"pipe\"; train a PipelineModule, which "
+                  "cuts a model into stages, or leave it 1",
+      .feature = kPipeline,
+      .exclusions = {
+          {kSequence,
+           "axes \"pipe\" of {} and \"sequence\" of {} ranks: a pipeline does not send parts of sequences yet; make one "
+           "of the two 1"},
+          {kShardedTokens,
+           "tensor_parallel.sequence_parallel: a pipeline does not send parts of sequences yet; remove the key, or make "
+           "stages 1"},
+          {.other = kRecomputeLayers, .text = kNoLayers, .at = EngineCall::kInitialize, .code = ErrorCode::kConfig},
+          {.other = kLeafModules, .text = kNoLeafModule, .at = EngineCall::kInitialize, .code = ErrorCode::kConfig},
+          {.other = kNoSync, .text = kNoScope, .at = EngineCall::kForward, .code = ErrorCode::kState},
+          {.other = kCoalesced, .text = kNoScope, .at = EngineCall::kForward, .code = ErrorCode::kState},
+      }};
+  return axis;
+}
+
+}  // namespace trireme

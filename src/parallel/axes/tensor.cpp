@@ -1,0 +1,28 @@
+// Slices of layers: ranks take the same samples and have a slice of each matrix.
+#include "trireme/parallel/axis.h"
+
+namespace trireme {
+
+const AxisPart& tensor_axis() {
+  using enum Feature;
+  static const AxisPart axis = {
+      .name = "tensor",
+      .shares_samples = true,
+      .shares_layers = true,
+      .shards_states = false,
+      .law = GradientLaw::kWhole,
+      .together = "share layers",
+      .degree = &Degrees::tensor,
+      .member = "degrees.tensor",
+      .mismatch =
+          "tensor_parallel.autotp_size={}, and the grid has {} ranks on the axis \"tensor\"; make the two the same",
+      .feature = kTensor,
+      .pass = [](const ParallelOptions&) -> PlannedPass { return {PassOrder::kTensor, "tensor"}; },
+      .exclusions = {{.other = kMatrixOptimizer,
+                      .text = "optimizer {} looks at whole parameters, and with tensor_parallel (autotp_size={}) a rank "
+                              "has slices; use another optimizer, such as AdamW",
+                      .at = EngineCall::kInitialize}}};
+  return axis;
+}
+
+}  // namespace trireme
