@@ -77,6 +77,7 @@ struct Degrees {
   int sequence = 1;  ///< parts of a sample
   int expert = 1;    ///< groups of a layer's experts, within `data`
   int replicas = 1;  ///< copies of the sharded model states, within `data`
+  int model = 1;     ///< slices of layers that the program has cut itself
   bool operator==(const Degrees&) const = default;
 };
 
@@ -85,11 +86,5 @@ struct DataPlace {
   int rank = 0;
   int size = 1;
 };
-
-/// A topology of the axes "data", "pipe" and "tensor" from the placement strategy of SageMaker's smp: the letters D, P
-/// and T in any order, the right-most varying fastest over ranks, or "cluster" (DPT: a model stays on neighbouring
-/// ranks) or "spread" (TPD).
-/// Throws    ConfigError: anything else, naming what is accepted.
-Topology place(std::string_view strategy, const Degrees& degrees);
 
 }  // namespace trireme

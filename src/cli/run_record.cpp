@@ -17,9 +17,11 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/format.h"
+#include "trireme/base/pattern.h"
 #include "trireme/base/version.h"
 #include "trireme/device/device.h"
 #include "trireme/observe/report.h"
+#include "trireme/parallel/axis.h"
 #include "trireme/plan/device_peak.h"
 #include "trireme/precision/precision.h"
 
@@ -54,8 +56,11 @@ std::string describe(const DataSplits& data) {
 }
 
 std::string describe_axes(const Degrees& degrees) {
-  return str(degrees.pipe > 1 ? str(", ", degrees.pipe, " pipeline stages") : "",
-             degrees.tensor > 1 ? str(", layers cut over ", degrees.tensor, " ranks") : "");
+  std::string text;
+  for (const AxisPart* axis : all_axes())
+    if (axis->described != nullptr && degrees.*axis->degree > 1)
+      text += ", " + filled(axis->described, {str(degrees.*axis->degree)});
+  return text;
 }
 
 int64_t largest_of_ranks(Group& group, int64_t value) {

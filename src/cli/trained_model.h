@@ -25,9 +25,19 @@ class TrainedModel {
   virtual double validate() = 0;
   /// The text that the model writes behind the prompt; empty where it cannot.
   virtual std::string sample() = 0;
+  /// Whether only `trireme generate` can write that text, from a checkpoint.
+  virtual bool samples_later() const { return false; }
 };
+
+/// The device of this rank, with its random numbers seeded as `setup` says.
+c10::Device seeded_device(const TrainSetup& setup, const World& world);
+/// Of the engine of `setup`, with the facts of heads where layers are cut.
+InitializeOptions engine_options(const TrainSetup& setup);
 
 /// The model of `setup`, in as many stages as its configuration says. Collective.
 std::unique_ptr<TrainedModel> make_trained_model(const TrainSetup& setup, World& world);
+
+/// The same where that is more than one; else null. Collective.
+std::unique_ptr<TrainedModel> model_in_stages(const TrainSetup& setup, World& world);
 
 }  // namespace trireme::cli

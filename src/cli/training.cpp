@@ -100,7 +100,7 @@ std::string conclude(const TrainSetup& setup, const Group& world, TrainedModel& 
   record.validation(loss);
   const auto text = trained.sample();
   if (!text.empty()) record.sample(text);
-  if (setup.config.degrees.pipe > 1) record.note(str("a sample: trireme generate --checkpoint ", setup.out.string()));
+  if (trained.samples_later()) record.note(str("a sample: trireme generate --checkpoint ", setup.out.string()));
   record.note(str("report: ", (setup.out / "report.html").string()));
   record.finish("finished");
   if (world.rank() != 0) return "";

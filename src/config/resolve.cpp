@@ -107,7 +107,7 @@ void take_autosp(Document& file, Config& config, int world_size) {
   Degrees& degrees = config.degrees;
   const auto samples = static_cast<int>(file.integer_or("data_parallel_size", 1, kPositive));
   if (degrees.sequence == 1 && !file.has("sequence_parallel_size"))
-    degrees.sequence = std::max(1, world_size / (degrees.pipe * degrees.tensor * samples));
+    degrees.sequence = std::max(1, world_size / (degrees.pipe * degrees.tensor * degrees.model * samples));
   if (!file.has("trireme.recompute"))
     config.recompute = {.mode = RecomputeMode::kSelective, .selective = {.extra_compute = kForwardOfStep}};
 }
@@ -160,15 +160,17 @@ void resolve_degrees(Document& file, Config& config, int world_size) {
   const std::string tensor_key = take_tensor_degree(file, config);
   if (!tensor_key.empty()) last_key = tensor_key;
   take_autosp(file, config, world_size);
-  const int64_t model = int64_t{degrees.pipe} * degrees.tensor * degrees.sequence;
-  if (std::min({degrees.pipe, degrees.tensor, degrees.sequence, degrees.expert, degrees.replicas}) < 1)
+  const int64_t model = int64_t{degrees.pipe} * degrees.tensor * degrees.sequence * degrees.model;
+  if (std::min({degrees.pipe, degrees.tensor, degrees.sequence, degrees.expert, degrees.replicas, degrees.model}) < 1)
     file.refuse("", str("degrees: pipe ", degrees.pipe, ", tensor ", degrees.tensor, ", sequence ", degrees.sequence,
-                        ", expert ", degrees.expert, ", replicas ", degrees.replicas, "; each is 1 or more"));
+                        ", expert ", degrees.expert, ", replicas ", degrees.replicas, ", model ", degrees.model,
+                        "; each is 1 or more"));
   if (world_size % model != 0) {
     std::string product;
     for (const std::string& factor : {said(file, "pipeline.stages", "degrees.pipe", degrees.pipe),
                                       said(file, tensor_key, "degrees.tensor", degrees.tensor),
-                                      said(file, "sequence_parallel_size", "degrees.sequence", degrees.sequence)})
+                                      said(file, "sequence_parallel_size", "degrees.sequence", degrees.sequence),
+                                      said(file, "", "degrees.model", degrees.model)})
       if (!factor.empty()) product += (product.empty() ? "" : " times ") + factor;
     file.refuse(last_key, str(product, " must divide the ", world_size, " ranks; change it, or the number of ranks"));
   }

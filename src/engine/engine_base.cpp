@@ -42,6 +42,7 @@ TrainingOptions resolve(const InitializeOptions& options, int world_size) {
           .aliases = options.aliases,
           .partition_model = options.partition_model,
           .tp_plan = options.tp_plan,
+          .own_slices = options.own_slices,
           .takes_sizes_from_inputs = options.takes_sizes_from_inputs,
           .knows_micro_batch = !std::holds_alternative<std::monostate>(options.config)};
 }

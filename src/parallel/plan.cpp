@@ -244,12 +244,6 @@ std::vector<ParameterKind> kinds_of(const ParallelPlan& plan) {
   return kinds;
 }
 
-/// Whether some ranks have no parameter in common.
-bool has_other_layers(const ParallelPlan& plan) {
-  return std::any_of(plan.axes.begin(), plan.axes.end(),
-                     [](const PlannedAxis& axis) { return axis.size > 1 && !axis.part->law; });
-}
-
 void print_parameters(std::ostream& text, const ParallelPlan& plan) {
   for (const ParameterKind& kind : kinds_of(plan)) {
     const PlannedParameter& one = *kind.first;
@@ -297,6 +291,22 @@ Topology topology_of(const Degrees& degrees, int world) {
   return Topology(ranks == world ? std::move(axes) : std::vector<Axis>{{kData, world}});
 }
 
+Topology place(std::string_view strategy, const Degrees& degrees) {
+  const std::string_view letters = strategy == "cluster" ? "DPT" : strategy == "spread" ? "TPD" : strategy;
+  std::string sorted(letters);
+  std::sort(sorted.begin(), sorted.end());
+  if (sorted != "DPT")
+    throw ConfigError(str("placement_strategy is \"", strategy,
+                          "\"; expected \"cluster\", \"spread\" or the letters D, P and T in any order"));
+  std::vector<Axis> axes;
+  for (const char letter : letters) {
+    if (letter == 'D') axes.push_back({kData, degrees.data});
+    if (letter == 'P') axes.push_back({pipe_axis().name, degrees.pipe});
+    if (letter == 'T') axes.push_back({tensor_axis().name, degrees.tensor});
+  }
+  return Topology(std::move(axes));
+}
+
 ParallelPlan make_plan(const Topology& ranks, int rank, const ParallelOptions& options,
                        const std::vector<ParameterSpec>& parameters) {
   check_axes(ranks, options);
@@ -309,6 +319,9 @@ ParallelPlan make_plan(const Topology& ranks, int rank, const ParallelOptions& o
   plan.alone = groups_along(plan.topology, {});
   plan.model = groups_where(plan, [](const AxisPart&) { return true; });
   plan.stage = groups_where(plan, [](const AxisPart& axis) { return axis.shares_layers; });
+  plan.slices = groups_where(
+      plan, [](const AxisPart& axis) { return axis.shares_layers && axis.law == GradientLaw::kWhole; });
+  plan.stages = groups_where(plan, [](const AxisPart& axis) { return !axis.law; });
   const auto adds_gradients = [](const AxisPart& axis) { return axis.law == GradientLaw::kParts; };
   plan.sums = groups_where(plan, adds_gradients);
   plan.shards = groups_where(plan, [](const AxisPart& axis) { return axis.shards_states; });
@@ -347,7 +360,7 @@ std::string plan_text(const ParallelPlan& plan) {
   print_groups(text, plan);
   text << "samples\n  place " << plan.place.rank << " of " << plan.place.size << "\n";
   if (!plan.parameters.empty())
-    text << (has_other_layers(plan) ? "parameters; each stage has those of its layers\n" : "parameters\n");
+    text << (plan.stages.size() > 1 ? "parameters; each stage has those of its layers\n" : "parameters\n");
   print_parameters(text, plan);
   text << "passes over operators, outermost first\n";
   for (const PlannedPass& pass : plan.passes)

@@ -303,7 +303,7 @@ void bind_engine(py::module_& module) {
   EngineBaseClass base(module, "EngineBase", "What all engines have, whoever runs their steps.");
   bind_getters(module, base);
   bind_states(base);
-  bind_sequences(base);
+  bind_parts(base);
   bind_numbers(base);
   bind_files(base);
   EngineClass engine(module, "Engine", py::multiple_inheritance(),

@@ -34,7 +34,7 @@ class ModuleEngine final : private KeptModule, public Engine {
 };
 
 using EngineBaseClass = py::class_<EngineBase, std::shared_ptr<EngineBase>>;
-void bind_sequences(EngineBaseClass& engine);
+void bind_parts(EngineBaseClass& engine);
 
 /// The options of an engine over `module` by what Python gives; `facts`: trireme.tensor.model_facts.ModelFacts, or
 /// None. Requires the GIL.

@@ -28,7 +28,7 @@ void forget_sequence(const py::type& tensors) {
 
 }  // namespace
 
-void bind_sequences(EngineBaseClass& engine) {
+void bind_parts(EngineBaseClass& engine) {
   engine
       .def("is_part",
            [](const EngineBase& engine, const at::Tensor& tensor) { return engine.passes().is_part(tensor); })

@@ -137,20 +137,4 @@ void Topology::check_rank(int rank) const {
     throw ShapeError(str("rank ", rank, " is not in the topology; expected 0 to ", size_ - 1));
 }
 
-Topology place(std::string_view strategy, const Degrees& degrees) {
-  const std::string_view letters = strategy == "cluster" ? "DPT" : strategy == "spread" ? "TPD" : strategy;
-  std::string sorted(letters);
-  std::sort(sorted.begin(), sorted.end());
-  if (sorted != "DPT")
-    throw ConfigError(str("placement_strategy is \"", strategy,
-                          "\"; expected \"cluster\", \"spread\" or the letters D, P and T in any order"));
-  std::vector<Axis> axes;
-  for (char letter : letters) {
-    if (letter == 'D') axes.push_back({"data", degrees.data});
-    if (letter == 'P') axes.push_back({"pipe", degrees.pipe});
-    if (letter == 'T') axes.push_back({"tensor", degrees.tensor});
-  }
-  return Topology(std::move(axes));
-}
-
 }  // namespace trireme

@@ -7,6 +7,7 @@
 #include "training/module_tensors.h"
 #include "training/optimizer_choice.h"
 #include "training/precision_table.h"
+#include "training/program_slices.h"
 #include "training/recompute_layers.h"
 #include "training/stage_tensors.h"
 #include "training/tensor_slices.h"
@@ -105,12 +106,15 @@ Training::Training(TrainingGroups groups, torch::nn::Module& module, const Train
   ModuleTensors tensors = list_tensors(module, config_.precision, options.unmanaged);
   const std::vector<ParameterSpec> specs = specs_of(tensors, config_.precision);
   loaded_bytes_ = bytes_by_dtype(tensors.parameters);
-  const WholeModel model = whole_model(groups_.along("pipe"), specs);
+  const WholeModel model = whole_model(groups_.stages, specs);
   PreparedOptimizer prepared = prepare(choice, model, specs.size());
   const PagerPolicy policy = policy_for(config_, groups_.plan, module);
   check_manageable(groups_.sums, tensors.parameters, policy);
   check_same_model(groups_.stage, tensors);
-  if (groups_.along("tensor") != nullptr) partition_ = plan_slices(groups_, tensors, options);
+  has_program_slices_ = groups_.along(model_axis().name) != nullptr;
+  if (groups_.slices != nullptr)
+    partition_ =
+        has_program_slices_ ? plan_of_program(groups_, tensors, options) : plan_slices(groups_, tensors, options);
   try_client(groups_.model, choice, specs, device_of(module));
   if (!options.output.empty() && groups_.model.rank() == 0) write_resolved(config_, options.output);
 
@@ -128,15 +132,19 @@ Training::Training(TrainingGroups groups, torch::nn::Module& module, const Train
 void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const TrainingOptions& options,
                       PagerPolicy policy) {
   // First, since a cast makes parameters whole that zero::Init has sharded.
-  if (partition_) cut_parameters(groups_, *partition_, config_.precision, tensors.parameters);
+  if (has_program_slices_)
+    for (size_t i = 0; i < tensors.parameters.size(); ++i)
+      set_part(tensors.parameters[i], partition_->parameters[i].parts, groups_.slices->rank());
+  else if (partition_)
+    cut_parameters(groups_, *partition_, config_.precision, tensors.parameters);
   cast_tensors(tensors, config_.precision);
   aliases_ = std::move(tensors.aliases);
   aliases_.insert(options.aliases.begin(), options.aliases.end());
   const TensorSet parameters = parameters_of(tensors);
-  if (partition_) {
+  if (partition_ && !has_program_slices_) {
     slices_ = tensors.parameters;
     const std::span copies = std::span(partition_->parameters).subspan(slices_.size());
-    for (NamedParameter& copy : cut_copies(groups_.along("tensor")->rank(), copies, options.copies, module, config_.precision))
+    for (NamedParameter& copy : cut_copies(groups_.slices->rank(), copies, options.copies, module, config_.precision))
       slices_.push_back(std::move(copy));
   }
   pager_ =
@@ -158,7 +166,8 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
   passes_ = OperatorPasses(config_, *pager_);
   if (Group* const group = groups_.along("sequence"))
     passes_.cuts.push_back(std::make_unique<SequenceParallel>(*group, config_.sequence_attention));
-  if (partition_) passes_.cuts.push_back(tensor_pass(*groups_.along("tensor"), *partition_, config_.tensor, slices_));
+  if (partition_ && !has_program_slices_)
+    passes_.cuts.push_back(tensor_pass(*groups_.slices, *partition_, config_.tensor, slices_));
   if (auto* const slices = passes_.find<TensorParallel>(); slices != nullptr && options.takes_sizes_from_inputs)
     slices->speak_of_wholes();
   access_ = make_access(nullptr);
@@ -172,8 +181,9 @@ std::function<void()> Training::proof() {
   if (partition_)
     proofs.emplace_back([this, proof = std::shared_ptr<GradientProof>()]() mutable {  // of passes made after the step
       if (!proof)
-        proof = std::make_shared<GradientProof>(*pager_, groups_.sums, *groups_.along("tensor"), groups_.model, *partition_,
-                                                *passes_.find<TensorParallel>());
+        proof = std::make_shared<GradientProof>(*pager_, groups_.sums, *groups_.slices, groups_.model,
+                                                groups_.plan.slices.axes.front(), *partition_,
+                                                passes_.find<TensorParallel>());
       proof->show();
     });
   if (proofs.empty()) return {};
@@ -192,8 +202,8 @@ void Training::install(PreparedOptimizer prepared) {
 }
 
 std::unique_ptr<ParameterAccess> Training::make_access(ShardedOptimizer* optimizer) const {
-  CutLayers layers{.ranks = groups_.along("tensor")};
-  if (partition_)
+  CutLayers layers{.ranks = has_program_slices_ ? nullptr : groups_.slices};
+  if (partition_ && !has_program_slices_)
     for (const PartitionedParameter& parameter : partition_->parameters) layers.parts.push_back(parameter.parts);
   std::function<double()> loss_scale;
   if (optimizer != nullptr) loss_scale = [this] { return step_->loss_scale().value_or(1); };
@@ -208,7 +218,7 @@ void Training::set_optimizer(const OptimizerChoice& choice) {
   const WithoutInterception own_operators;
   check(choice, groups_.plan, config_.precision, config_.disk, config_.pager.disk);
   const std::vector<ParameterSpec>& specs = pager_->parameters();
-  PreparedOptimizer prepared = prepare(choice, whole_model(groups_.along("pipe"), specs), specs.size());
+  PreparedOptimizer prepared = prepare(choice, whole_model(groups_.stages, specs), specs.size());
   try_client(groups_.model, choice, specs, pager_->device());
   config_.optimizer = choice.optimizer;
   config_.scheduler = choice.schedule;

@@ -20,8 +20,8 @@ namespace {
 /// A parameter of which this rank's group has `own` in parts, where the group's first rank is asked for it: by rank 0,
 /// as the first one of its stages; `own` in other groups.
 at::Tensor to_whole(const TrainingGroups& groups, const std::vector<TensorPart>& parts, const at::Tensor& own) {
-  Group& slices = *groups.along("tensor");
-  const RankGroups& stages = groups.plan.along("pipe");
+  Group& slices = *groups.slices;
+  const RankGroups& stages = groups.plan.stages;
   return stages.of(slices.world_rank(0)).front() == 0 ? join_parts(slices, parts, own) : own;
 }
 
@@ -43,6 +43,10 @@ void Training::export_weights(const std::filesystem::path& directory, const Save
   if (directory.empty())
     throw ConfigError("save_16bit_model: the directory is empty; name the folder that the weights go into");
   check_export_format(options.name);
+  if (has_program_slices_)
+    throw ConfigError("save_16bit_model: the program has cut its layers itself, over the axis \"model\", so what their "
+                      "whole is it alone knows; save_checkpoint() keeps the slices of each rank",
+                      ErrorCode::kUnsupported);
   const CallerScope caller("save_16bit_model");
   take_user_writes();
   std::map<std::string, std::function<at::Tensor()>> mine;
@@ -65,7 +69,7 @@ void Training::export_weights(const std::filesystem::path& directory, const Save
   }
   std::vector<ExportedTensor> tensors;
   ExportOptions files{.files = options.files};
-  const std::vector<StageTensors> stages = tensors_of_stages(groups_.along("pipe"), here);
+  const std::vector<StageTensors> stages = tensors_of_stages(groups_.stages, here);
   for (size_t stage = 0; stage < stages.size(); ++stage) {
     files.aliases.insert(stages[stage].aliases.begin(), stages[stage].aliases.end());
     for (const ParameterSpec& spec : stages[stage].tensors) {
@@ -73,7 +77,7 @@ void Training::export_weights(const std::filesystem::path& directory, const Save
       const bool is_mine = own != mine.end();
       tensors.push_back({spec.name, spec.shape, spec.dtype, [this, stage, spec, own, is_mine] {
                            const at::Tensor whole = is_mine ? own->second() : at::Tensor();
-                           return to_first_stage(groups_.along("pipe"), static_cast<int>(stage), spec, whole);
+                           return to_first_stage(groups_.stages, static_cast<int>(stage), spec, whole);
                          }});
     }
   }

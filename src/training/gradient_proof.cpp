@@ -65,9 +65,9 @@ void require_none(Group& model, const std::string& problem) {
 
 }  // namespace
 
-GradientProof::GradientProof(Pager& pager, Group& shards, Group& tensor, Group& model, const PartitionPlan& plan,
-                             TensorParallel& pass)
-    : pager_(pager), shards_(shards), tensor_(tensor), model_(model), pass_(pass) {
+GradientProof::GradientProof(Pager& pager, Group& shards, Group& slices, Group& model, std::string axis,
+                             const PartitionPlan& plan, CutActivations* pass)
+    : pager_(pager), shards_(shards), slices_(slices), model_(model), axis_(std::move(axis)), pass_(pass) {
   for (const ParameterSpec& spec : pager.parameters()) {
     const auto planned = std::find_if(plan.parameters.begin(), plan.parameters.end(),
                                       [&](const PartitionedParameter& one) { return one.name == spec.name; });
@@ -90,14 +90,14 @@ void GradientProof::show() {
     if (own[i][2].item<double>() != places[i].item<double>() * shards_.size())
       problem = str("ranks of group '", shards_.name(), "', which add up gradients of \"",
                     pager_.parameters()[static_cast<size_t>(i)].name,
-                    "\", have other slices of it; ranks at one place of the axis \"tensor\" have the same");
-  const at::Tensor all = at::empty({tensor_.size(), count, 3}, at::kDouble);
-  tensor_.all_gather(all.flatten(), own.flatten()).wait();
+                    "\", have other slices of it; ranks at one place of the axis \"", axis_, "\" have the same");
+  const at::Tensor all = at::empty({slices_.size(), count, 3}, at::kDouble);
+  slices_.all_gather(all.flatten(), own.flatten()).wait();
   if (any(model_, !all.isfinite().all().item<bool>())) return;  // a step that is skipped
   is_shown_ = true;
-  const std::string exchange = pass_.exchange_problem();
+  const std::string exchange = pass_ != nullptr ? pass_->exchange_problem() : "";
   if (problem.empty() && !exchange.empty())
-    problem = str("an exchange over group '", tensor_.name(), "', on the axis \"tensor\", is wrong: ", exchange);
+    problem = str("an exchange over group '", slices_.name(), "', on the axis \"", axis_, "\", is wrong: ", exchange);
   require_none(model_, problem.empty() ? problem_of(all) : problem);
 }
 
@@ -109,19 +109,22 @@ std::string GradientProof::problem_of(const at::Tensor& all) const {
   for (int64_t i = 0; i < all.size(1); ++i) {
     if (parameters_[static_cast<size_t>(i)] == nullptr) continue;
     const std::vector<TensorPart>& parts = parameters_[static_cast<size_t>(i)]->parts;
-    for (int rank = 1; rank < tensor_.size(); ++rank) {
+    for (int rank = 1; rank < slices_.size(); ++rank) {
       const auto first = std::find(parts.begin(), parts.end(), parts[static_cast<size_t>(rank)]) - parts.begin();
       if (first == rank) continue;
       const double norm = std::sqrt(std::max(numbers[first][i][0], numbers[rank][i][0]));
       const double other = std::sqrt(std::min(numbers[first][i][0], numbers[rank][i][0]));
       const double difference = std::max(norm - other, std::abs(numbers[first][i][1] - numbers[rank][i][1]));
       if (difference <= kOfOwnNorm * norm + kOfAllNorms * all_norm) continue;
-      return str("ranks ", first, " and ", rank, " of group '", tensor_.name(),
-                 "', on the axis \"tensor\", have the same elements of \"", parameters_[static_cast<size_t>(i)]->name,
+      return str("ranks ", first, " and ", rank, " of group '", slices_.name(),
+                 "', on the axis \"", axis_, "\", have the same elements of \"", parameters_[static_cast<size_t>(i)]->name,
                  "\" and other gradients of them, of norms ", std::sqrt(numbers[first][i][0]), " and ",
                  std::sqrt(numbers[rank][i][0]),
-                 "; they get the same batches and random numbers, and what uses it on slices runs by libtorch's "
-                 "operators inside of this engine's forward");
+                 pass_ != nullptr
+                     ? "; they get the same batches and random numbers, and what uses it on slices runs by libtorch's "
+                       "operators inside of this engine's forward"
+                     : "; a parameter that the program has cut stands in own_slices (Python: tensor_model_parallel = "
+                       "True), and the program adds up its gradients of others over the axis \"model\"");
     }
   }
   return "";

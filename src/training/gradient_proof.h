@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "trireme/activations/cut_activations.h"
 #include "trireme/comm/group.h"
 #include "trireme/pager/pager.h"
 #include "trireme/tensor/partition.h"
-#include "trireme/tensor/tensor_parallel.h"
 
 namespace trireme {
 
@@ -18,10 +18,10 @@ namespace trireme {
 /// the sum.
 class GradientProof {
  public:
-  /// All outlive this. `shards` are the ranks over which parameters are sharded, `tensor` those that share layers,
+  /// All outlive this. `pass` cuts activations over `slices`; null: none is. `shards` are the ranks over which parameters are sharded, `slices` those that have slices of the same layers,
   /// `model` all ranks.
-  GradientProof(Pager& pager, Group& shards, Group& tensor, Group& model, const PartitionPlan& plan,
-                TensorParallel& pass);
+  GradientProof(Pager& pager, Group& shards, Group& slices, Group& model, std::string axis, const PartitionPlan& plan,
+                CutActivations* pass);
 
   /// The proof of the gradients of a closed window; does nothing where it has been shown, or where some gradient is not
   /// finite. Collective over the model.
@@ -35,9 +35,10 @@ class GradientProof {
 
   Pager& pager_;
   Group& shards_;
-  Group& tensor_;
+  Group& slices_;
   Group& model_;
-  TensorParallel& pass_;
+  std::string axis_;  ///< of `slices`
+  CutActivations* pass_;
   std::vector<const PartitionedParameter*> parameters_;  ///< as the pager has them
   bool is_shown_ = false;
 };

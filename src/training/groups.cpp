@@ -27,10 +27,13 @@ TrainingGroups on_device(TrainingGroups groups, c10::Device device) {
   for (const PlannedAxis& axis : groups.plan.axes)
     if (const auto found = groups.by_axis.find(axis.part->name); found != groups.by_axis.end() && axis.part->law)
       found->second = &serve(*found->second);
+  Group* const slices = groups.slices != nullptr ? &serve(*groups.slices) : nullptr;
   return {.plan = std::move(groups.plan),
           .sums = sums,
           .stage = stage,
           .model = model,
+          .slices = slices,
+          .stages = groups.stages,
           .by_axis = std::move(groups.by_axis),
           .grid = std::move(groups.grid),
           .own = std::move(groups.own)};
@@ -47,7 +50,15 @@ TrainingGroups host_groups_of(const Grid& grid, ParallelPlan plan) {
     if (axis.size > 1 && axis.name != "data") by_axis[axis.name] = &grid.along({axis.name});
   Group& sums = along(plan.sums);
   Group& stage = along(plan.stage);
-  return {.plan = std::move(plan), .sums = sums, .stage = stage, .model = grid.world(), .by_axis = std::move(by_axis)};
+  Group* const slices = plan.slices.size() > 1 ? &along(plan.slices) : nullptr;
+  Group* const stages = plan.stages.size() > 1 ? &along(plan.stages) : nullptr;
+  return {.plan = std::move(plan),
+          .sums = sums,
+          .stage = stage,
+          .model = grid.world(),
+          .slices = slices,
+          .stages = stages,
+          .by_axis = std::move(by_axis)};
 }
 
 }  // namespace
@@ -63,7 +74,8 @@ TrainingGroups groups_of(const Grid& grid, const ParallelOptions& options, c10::
 
 TrainingGroups groups_of(Group& world, const ParallelOptions& options, c10::Device device) {
   Degrees whole_models = options.degrees;
-  whole_models.pipe = 1;
+  for (const AxisPart* axis : all_axes())
+    if (!axis->law && axis->degree != nullptr) whole_models.*axis->degree = 1;
   const Topology topology = topology_of(whole_models, world.size());
   ParallelPlan plan = make_plan(topology, world.rank(), options);
   if (topology.axes().size() == 1)

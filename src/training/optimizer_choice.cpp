@@ -18,10 +18,10 @@ void check_rounding(const OptimizerChoice& choice, const ParallelPlan& plan) {
     throw ConfigError(str("trireme.stochastic_rounding: ", why...), ErrorCode::kUnsupported);
   };
   if (choice.client) refuse("a client_optimizer rounds by itself; remove the key, or use Adam, AdamW, Adagrad or SGD");
-  if (plan.size_of("tensor") > 1)
-    refuse("with tensor_parallel (autotp_size=", plan.size_of("tensor"), ") it is not there yet; remove one of the two");
-  if (plan.size_of("pipe") > 1)
-    refuse("with a pipeline (stages=", plan.size_of("pipe"), ") it is not there yet; remove one of the two");
+  if (plan.slices.size() > 1)
+    refuse("with tensor_parallel (autotp_size=", plan.slices.size(), ") it is not there yet; remove one of the two");
+  if (plan.stages.size() > 1)
+    refuse("with a pipeline (stages=", plan.stages.size(), ") it is not there yet; remove one of the two");
 }
 
 void check_on_disk(Feature optimizer, const char* name, const DiskSpace& states, const DiskSpace& weights) {
@@ -30,11 +30,19 @@ void check_on_disk(Feature optimizer, const char* name, const DiskSpace& states,
   throw ConfigError(filled(row.text, {name}), row.code);
 }
 
+/// For an optimizer that looks at whole parameters.
+void check_whole(const char* optimizer, const ParallelPlan& plan) {
+  for (const PlannedAxis& axis : plan.axes) {
+    if (axis.size == 1 || !axis.part->feature) continue;
+    if (const Exclusion* const row = find_exclusion(*axis.part->feature, Feature::kMatrixOptimizer))
+      throw ConfigError(filled(row->text, {optimizer, str(axis.size)}), row->code);
+  }
+}
+
 }  // namespace
 
 void check(const OptimizerChoice& choice, const ParallelPlan& plan, const PrecisionOptions& precision,
            const DiskSpace& disk, const DiskSpace& weights) {
-  const int tensor_ranks = plan.size_of("tensor");
   if (precision.stochastic_rounding) check_rounding(choice, plan);
   if (choice.optimizer) {
     check_optimizer(*choice.optimizer);
@@ -42,9 +50,7 @@ void check(const OptimizerChoice& choice, const ParallelPlan& plan, const Precis
     check_update_dtype(kind, precision.update_dtype);
     if (kind == OptimizerKind::kLamb || kind == OptimizerKind::kMuon)
       check_on_disk(Feature::kMatrixOptimizer, optimizer_name(kind), disk, weights);
-    const Exclusion& row = exclusion_of(Feature::kTensor, Feature::kMatrixOptimizer);
-    if (tensor_ranks > 1 && (kind == OptimizerKind::kLamb || kind == OptimizerKind::kMuon))
-      throw ConfigError(filled(row.text, {optimizer_name(kind), str(tensor_ranks)}), row.code);
+    if (kind == OptimizerKind::kLamb || kind == OptimizerKind::kMuon) check_whole(optimizer_name(kind), plan);
   }
   if (!choice.client) return;
   check_on_disk(Feature::kClientOptimizer, "an optimizer of the program", disk, weights);

@@ -62,13 +62,6 @@ std::string text_of(const PartitionPlan& plan) {
   return text;
 }
 
-/// An element that several ranks have is counted by the first of them.
-void count_once(NamedParameter& parameter, const std::vector<TensorPart>& parts, int rank) {
-  const TensorPart first = first_held(parts, rank);
-  parameter.is_counted = local_numel(first) > 0 || local_numel(parts[rank]) == 0;
-  if (parameter.is_counted && first != canonical(parts[rank])) parameter.counted = first;
-}
-
 /// The values of `tensor`'s first rank, contiguous: of what zero::Init has sharded in its own memory, which is whole
 /// until another tensor is touched.
 at::Tensor first_values(Group& tensor, const at::Tensor& own) {
@@ -110,10 +103,10 @@ bool is_output_head(const PartitionedParameter& planned) {
 PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& tensors, const TrainingOptions& options) {
   const CallerScope caller("initialize");
   const SubjectScope subject("the tensor_parallel plan");
-  const int ranks = groups.along("tensor")->size();
+  const int ranks = groups.slices->size();
   PartitionPlan plan;
   // Rules look at the whole model: at ties, at the order of layers.
-  const std::vector<StageTensors> stages = tensors_of_stages(groups.along("pipe"), tensors_of(tensors, options.copies));
+  const std::vector<StageTensors> stages = tensors_of_stages(groups.stages, tensors_of(tensors, options.copies));
   all_or_throw(groups.model, [&] { plan = make_partition_plan(model_of(stages, options), rules_of(options, ranks)); });
   if (const auto difference = first_different_line(groups.model, [&] { return text_of(plan); }))
     throw ConfigError(str("initialize: the ranks would cut the model differently, first ", difference->text(),
@@ -129,20 +122,26 @@ PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& ten
   return plan;
 }
 
+void set_part(NamedParameter& parameter, const std::vector<TensorPart>& parts, int rank) {
+  const TensorPart first = first_held(parts, rank);
+  parameter.part = parts[rank];
+  parameter.is_counted = local_numel(first) > 0 || local_numel(parts[rank]) == 0;
+  if (parameter.is_counted && first != canonical(parts[rank])) parameter.counted = first;
+}
+
 void cut_parameters(const TrainingGroups& groups, const PartitionPlan& plan, const PrecisionOptions& precision,
                     std::vector<NamedParameter>& parameters) {
   const at::NoGradGuard no_grad;
   ShardedSlices sharded(groups.sums, parameters);
   const WithoutInterception own_operators;
-  const int rank = groups.along("tensor")->rank();
+  const int rank = groups.slices->rank();
   for (size_t i = 0; i < parameters.size(); ++i) {
     NamedParameter& parameter = parameters[i];
     const std::vector<TensorPart>& parts = plan.parameters[i].parts;
     const SubjectScope subject(parameter.name);
-    parameter.part = parts[rank];
-    count_once(parameter, parts, rank);
+    set_part(parameter, parts, rank);
     const bool was_sharded = zero::is_sharded(parameter.tensor);
-    at::Tensor slice = cut_part(first_values(*groups.along("tensor"), parameter.tensor.detach()), parts[rank]);
+    at::Tensor slice = cut_part(first_values(*groups.slices, parameter.tensor.detach()), parts[rank]);
     if (was_sharded) slice = slice.to(dtype_of_weight(parameter.tensor, precision));
     if (slice.is_alias_of(parameter.tensor)) continue;
     parameter.tensor.set_data(slice);

@@ -196,7 +196,7 @@ TEST(Degrees, ThatDoNotDivideTheRanksAreRefusedByName) {
       refusal({.pipe = 2, .tensor = 2}),
       "<string>: degrees.pipe=2 times degrees.tensor=2 must divide the 6 ranks; change it, or the number of ranks");
   EXPECT_EQ(refusal({.sequence = 0}),
-            "<string>: degrees: pipe 1, tensor 1, sequence 0, expert 1, replicas 1; each is 1 or more");
+            "<string>: degrees: pipe 1, tensor 1, sequence 0, expert 1, replicas 1, model 1; each is 1 or more");
   EXPECT_EQ(refusal({.pipe = 2, .expert = 2}),
             "<string>: degrees: expert 2 and replicas 1 must each divide the data degree, 3; choose others");
 }

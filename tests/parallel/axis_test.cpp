@@ -5,11 +5,13 @@
 
 #include <set>
 
-#include "trireme/base/error.h"
+#include "tests/support/error_of.h"
 #include "trireme/parallel/plan.h"
 
 namespace trireme {
 namespace {
+
+using testing::error_of;
 
 /// Ranks that compute the same samples twice, and average.
 const AxisPart& mirror_axis() {
@@ -74,16 +76,11 @@ TEST(Axis, OfATestIsPrinted) {
 TEST(Axis, OfATestIsRefusedByItsExclusions) {
   ParallelOptions options = with_mirror({.data = 2});
   options.pager.deterministic = true;
-  const auto refusal = [](const Topology& ranks, const ParallelOptions& of) -> std::string {
-    try {
-      (void)make_plan(ranks, 0, of);
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "";
+  const auto refusal = [](const Topology& ranks, const ParallelOptions& of) {
+    return error_of([&] { (void)make_plan(ranks, 0, of); });
   };
   EXPECT_EQ(refusal(Topology({{"mirror", 3}, {"data", 2}}), options), "axis \"mirror\": 3 mirrors draw apart");
-  EXPECT_EQ(refusal(Topology({{"data", 2}}), options), "");
+  EXPECT_NO_THROW((void)make_plan(Topology({{"data", 2}}), 0, options));
   EXPECT_EQ(refusal(Topology({{"mirror", 2}, {"tensor", 3}}), with_mirror({.tensor = 3})), "2 mirrors of 3 slices");
   EXPECT_EQ(refusal(Topology({{"mirror", 2}}), {}),
             "axis \"mirror\" of 2 ranks is not there yet; use \"pipe\", \"data\", \"sequence\" and \"tensor\"");
@@ -98,6 +95,22 @@ TEST(Axes, HaveOneNameEachAndSayWhatRefusesThem) {
     // Ranks that have no parameter in common have no shards of one, either.
     EXPECT_TRUE(axis->law || (!axis->shares_layers && !axis->shards_states)) << axis->name;
   }
+}
+
+TEST(Placement, LetsTheRightMostLetterVaryFastest) {
+  const Degrees degrees{.data = 2, .pipe = 3, .tensor = 4};
+  EXPECT_EQ(place("cluster", degrees), Topology({{"data", 2}, {"pipe", 3}, {"tensor", 4}}));
+  EXPECT_EQ(place("spread", degrees), Topology({{"tensor", 4}, {"pipe", 3}, {"data", 2}}));
+  EXPECT_EQ(place("PDT", degrees), Topology({{"pipe", 3}, {"data", 2}, {"tensor", 4}}));
+  EXPECT_EQ(place("cluster", degrees).group_of(0, "tensor"), (std::vector<int>{0, 1, 2, 3}));
+  EXPECT_EQ(place("spread", degrees).group_of(0, "data"), (std::vector<int>{0, 1}));
+}
+
+TEST(Placement, RefusesOtherStrategies) {
+  for (const char* strategy : {"", "DP", "DPP", "DPTT", "scatter"})
+    EXPECT_EQ(error_of([&] { (void)place(strategy, {}); }),
+              std::string("placement_strategy is \"") + strategy +
+                  "\"; expected \"cluster\", \"spread\" or the letters D, P and T in any order");
 }
 
 }  // namespace

@@ -114,21 +114,5 @@ TEST(Topology, RefusesCoordinatesThatAreNotOnTheGrid) {
   EXPECT_EQ(error_of([] { cube().coordinate_of(8); }), "rank 8 is not in the topology; expected 0 to 7");
 }
 
-TEST(Placement, LetsTheRightMostLetterVaryFastest) {
-  const Degrees degrees{.data = 2, .pipe = 3, .tensor = 4};
-  EXPECT_EQ(place("cluster", degrees), Topology({{"data", 2}, {"pipe", 3}, {"tensor", 4}}));
-  EXPECT_EQ(place("spread", degrees), Topology({{"tensor", 4}, {"pipe", 3}, {"data", 2}}));
-  EXPECT_EQ(place("PDT", degrees), Topology({{"pipe", 3}, {"data", 2}, {"tensor", 4}}));
-  EXPECT_EQ(place("cluster", degrees).group_of(0, "tensor"), (std::vector<int>{0, 1, 2, 3}));
-  EXPECT_EQ(place("spread", degrees).group_of(0, "data"), (std::vector<int>{0, 1}));
-}
-
-TEST(Placement, RefusesOtherStrategies) {
-  for (const char* strategy : {"", "DP", "DPP", "DPTT", "scatter"})
-    EXPECT_EQ(error_of([&] { place(strategy, {}); }),
-              std::string("placement_strategy is \"") + strategy +
-                  "\"; expected \"cluster\", \"spread\" or the letters D, P and T in any order");
-}
-
 }  // namespace
 }  // namespace trireme

@@ -71,7 +71,7 @@ Result train(const TrainingRun& run, int samples_per_step) {
     }
     if (rank.id() == 0 && training.partition() != nullptr) result.plan = *training.partition();
     EXPECT_EQ(training.partition() != nullptr, run.tensor > 1);
-    EXPECT_EQ(training.groups().along("tensor") != nullptr, run.tensor > 1);
+    EXPECT_EQ(training.groups().slices != nullptr, run.tensor > 1);
     training.destroy();
     for (const auto& item : module->named_parameters())
       result.weights[rank.id()][item.key()] = item.value().detach().cpu();

@@ -39,9 +39,10 @@ struct InitializeOptions {
   std::map<std::string, std::string> copies = {};
   /// Other name -> name of the parameter, for ties that the module does not show: those with copies on other ranks.
   std::map<std::string, std::string> aliases = {};
-  /// With Degrees::tensor above 1: as TrainingOptions has them.
+  /// With layers that are cut: as TrainingOptions has them.
   std::optional<PartitionModel> partition_model = {};
   std::vector<std::pair<std::string, std::string>> tp_plan = {};
+  std::optional<std::set<std::string>> own_slices = {};
   bool takes_sizes_from_inputs = false;
 };
 

@@ -49,6 +49,7 @@ struct AxisPart {
   const char* together = nullptr;   ///< do this together, as the plan prints it; null: not alone
   int Degrees::*degree = nullptr;   ///< are so many; null: as the topology says alone
   const char* member = nullptr;     ///< `degree` by its name
+  const char* described = nullptr;  ///< in a sentence about a run; "{}": their number
   const char* mismatch = nullptr;   ///< text of an error where the topology says another number; "{}": the two
   std::optional<Feature> feature = {};              ///< the axis, in exclusions of other axes
   PlannedPass (*pass)(const ParallelOptions&) = {};  ///< cut activations in this pass; null: in none
@@ -64,5 +65,6 @@ const AxisPart& replica_axis();
 const AxisPart& shard_axis();
 const AxisPart& sequence_axis();
 const AxisPart& tensor_axis();
+const AxisPart& model_axis();
 
 }  // namespace trireme

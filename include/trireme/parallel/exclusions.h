@@ -28,6 +28,7 @@ enum class Feature : uint8_t {
   kPipeline,
   kSequence,
   kTensor,
+  kProgramSlices,  ///< layers that the program has cut itself
   kShardedTokens,  ///< tensor_parallel.sequence_parallel
   kRingAttention,
   kDevice,          ///< parameters on a GPU

@@ -82,6 +82,8 @@ struct ParallelPlan {
   RankGroups sums = {};    ///< within `stage`: the ranks whose gradients are parts of one sum
   RankGroups shards = {};  ///< within `sums`: the ranks that hold all shards of the parameters together
 
+  RankGroups slices = {};  ///< within `stage`: the ranks that have slices of layers, and whole gradients of the rest
+  RankGroups stages = {};  ///< the ranks that have no parameter in common: one of each stage
   RankGroups alone = {};   ///< each rank by itself
 
   DataPlace place = {};  ///< of this rank's samples
@@ -100,6 +102,12 @@ struct ParallelPlan {
 /// varying fastest; those of degree 1 are left out, except "data". If they do not multiply to `world`, all ranks are
 /// data-parallel; make_plan() refuses such degrees.
 Topology topology_of(const Degrees& degrees, int world);
+
+/// A topology of the axes "data", "pipe" and "tensor" from the placement strategy of SageMaker's smp: the letters D, P
+/// and T in any order, the right-most varying fastest over ranks, or "cluster" (DPT: a model stays on neighbouring
+/// ranks) or "spread" (TPD).
+/// Throws    ConfigError: anything else, naming what is accepted.
+Topology place(std::string_view strategy, const Degrees& degrees);
 
 /// The plan for rank `rank` of `ranks` and for `parameters`: those of its stage, or of all stages (to print them).
 ///

@@ -24,12 +24,14 @@ struct TrainingGroups {
   Group& stage;                ///< ranks that have the same layers, whole or slices of them: `sums` or more
   Group& model;                ///< all ranks that step together: `stage` or more
   Group* replicas = nullptr;   ///< ranks that hold the same shards and update them alike; null: no two do
+  Group* slices = nullptr;     ///< ranks that have slices of the same layers; null: layers are not cut
+  Group* stages = nullptr;     ///< one rank of each stage; null: the model has one
   std::map<std::string, Group*, std::less<>> by_axis = {};  ///< of all axes but "data"
   std::unique_ptr<Grid> grid = {};                          ///< owns the groups; null: the caller does
   /// Groups made for the parameters' device, and those that make_meshes() has split.
   std::vector<std::unique_ptr<Group>> own = {};
 
-  /// The ranks that differ from this one in their position on `axis` alone, such as "tensor"; null: there are no others.
+  /// The ranks that differ from this one in their position on `axis` alone, null: there are no others.
   Group* along(std::string_view axis) const;
 };
 

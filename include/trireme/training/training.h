@@ -131,6 +131,7 @@ class Training {
   Condition condition_;
   TrainingGroups groups_;
   std::optional<PartitionPlan> partition_;      ///< nothing: layers are not cut
+  bool has_program_slices_ = false;             ///< the program has cut them itself
   std::vector<NamedParameter> slices_;          ///< the module's parameters, where layers are cut
   size_t first_parameter_ = 0;                  ///< in the list of the whole model's
   std::map<std::string, std::string> aliases_;  ///< other name of a tied parameter -> the name it is managed under

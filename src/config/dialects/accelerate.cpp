@@ -440,9 +440,9 @@ void settle_replicas(Document& file, Draft& draft, bool is_a_plugin) {
   }
   const int64_t copies = file.integer_or(kReplicate, 1, kPositive), shards = file.integer_or(kShard, -1, kShardSize);
   if (copies == 1 || *value_at(draft.options, kStagePath) == 0) return;
-  const int64_t sequence = file.integer_or("parallelism_config.parallelism_config_sp_size", 1, kPositive);
+  const int64_t tokens = file.integer_or("parallelism_config.parallelism_config_sp_size", 1, kPositive);
   if (shards < 1) return by(kReplicate, copies);
-  if (processes > 0 && processes != copies * shards * sequence)
+  if (processes > 0 && processes != copies * shards * tokens)
     file.refuse(kReplicate, str("`", kReplicate, "` = ", copies, " copies of ", shards, " ranks are not the ",
                                 processes, " of `num_processes`; let them agree"));
   set(file, draft, kShard, kMics, shards);

@@ -24,6 +24,7 @@ const AxisPart& replica_axis() {
       .together = "hold the same shards",
       .degree = &Degrees::replicas,
       .member = "degrees.replicas",
+      .described = "{} replicas",
       .feature = kReplicas,
       .exclusions = {
           {kUnsharded, beside_replicas("ZeRO stage 0", "which shards nothing")},

@@ -15,6 +15,7 @@ const AxisPart& pipe_axis() {
       .together = "are a pipeline",
       .degree = &Degrees::pipe,
       .member = "degrees.pipe",
+      .described = "{} pipeline stages",
       .mismatch = "degrees.pipe={}, and this engine's ranks have {} on the axis \"pipe\"; train a PipelineModule, which "
                   "cuts a model into stages, or leave it 1",
       .feature = kPipeline,

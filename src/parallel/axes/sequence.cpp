@@ -16,6 +16,7 @@ const AxisPart& sequence_axis() {
       .together = "share samples",
       .degree = &Degrees::sequence,
       .member = "degrees.sequence",
+      .described = "sequences cut over {} ranks",
       .mismatch = "sequence_parallel_size={}, and the grid has {} ranks on the axis \"sequence\"; make the two the same",
       .feature = kSequence,
       .pass = [](const ParallelOptions& options) -> PlannedPass {

@@ -14,6 +14,7 @@ const AxisPart& tensor_axis() {
       .together = "share layers",
       .degree = &Degrees::tensor,
       .member = "degrees.tensor",
+      .described = "layers cut over {} ranks",
       .mismatch =
           "tensor_parallel.autotp_size={}, and the grid has {} ranks on the axis \"tensor\"; make the two the same",
       .feature = kTensor,
