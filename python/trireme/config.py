@@ -155,11 +155,12 @@ class Resolved:
     options: dict[str, Any]  # every option, spelled out
 
 
-def resolve(config, world_size, origin, stages=1):
-    """The dict `config` as a Resolved, for pipelines of `stages`.
+def resolve(config, world_size, origin, stages=1, program_slices=1):
+    """The dict `config` as a Resolved, for pipelines of `stages`, of a model that its program has cut into
+    `program_slices`.
 
     Raises  ConfigError and its subclasses, which open with `origin`.
     """
     is_file = bool(pathlib.Path(origin).suffix) and os.path.isfile(origin)
-    read = core.Config(config, world_size, origin, stages, is_file)
+    read = core.Config(config, world_size, origin, stages, is_file, program_slices)
     return Resolved(read, read.options)

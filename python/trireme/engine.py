@@ -29,6 +29,7 @@ class Engine(ModelFiles, torch.nn.Module):
     """
 
     _stages = 1  # of a pipeline
+    _program_slices = 1  # of layers that the program has cut itself
     _knows_micro_batch = True  # the program has said how many samples its batches have
     # Words of errors: the call that laid memory out, and the calls that do so anew
     layout_call, remake = "initialize()", "engine.destroy() and initialize() again"
@@ -58,7 +59,7 @@ class Engine(ModelFiles, torch.nn.Module):
 
     def _train_by(self, plan, origin, output):
         """Makes the core. What is refused is refused before the model is changed."""
-        read = configs.resolve(self._library_config(plan.config), self.world.size, origin, self._stages)
+        read = configs.resolve(self._library_config(plan.config), self.world.size, origin, self._stages, self._program_slices)
         self._resolved = read.options
         agreement.check(self.world, read.options)
         self._check_models(read.core)
@@ -108,7 +109,7 @@ class Engine(ModelFiles, torch.nn.Module):
         if left_out := plan.frozen(self.module):
             raise UnsupportedError(f"optimizer: {len(left_out)} parameters require gradients and are in no group: {', '.join(list(left_out)[:5])}; add them, "
                                    "or freeze them by requires_grad_(False) before the first forward")
-        read = configs.resolve(self._library_config(plan.config), self.world.size, "optimizer", self._stages)
+        read = configs.resolve(self._library_config(plan.config), self.world.size, "optimizer", self._stages, self._program_slices)
         agreement.check(self.world, read.options)
         client_steps = plan.trial(self.module, self._divides_parameters(read.options))
         self.core.set_optimizer(read.core, plan.others, client_steps and client_steps.make)
@@ -127,8 +128,18 @@ class Engine(ModelFiles, torch.nn.Module):
         core.check_models(self.world, self.module, read, self._unmanaged_names())
 
     def _make_core(self, read, groups, make_client, output):
-        facts = facts_of(self.module) if configs.tensor_degree(self._resolved) > 1 else None
-        return core.Engine(self.world, self.module, read, groups, make_client, output, facts, self._unmanaged_names())
+        return core.Engine(self.world, self.module, read, groups, make_client, output, self._slices(), self._unmanaged_names())
+
+    def _slices(self):
+        """How layers are cut: the facts by which rules do so, the names of the parameters that the program has cut
+        itself, or None."""
+        if configs.tensor_degree(self._resolved) > 1:
+            return facts_of(self.module)
+        if self._program_slices == 1:
+            return None
+        marked = {name for name, parameter in self.module.named_parameters(remove_duplicate=False)
+                  if getattr(parameter, "tensor_model_parallel", False) or getattr(parameter, "model_parallel", False)}
+        return marked
 
     def _unmanaged_names(self):
         return {name for name, parameter in self.module.named_parameters(remove_duplicate=False) if parameter in self.unmanaged}

@@ -25,10 +25,7 @@ Topology topology_of(const Group& world, const PipelineModule& module, Initializ
     throw ConfigError(str("PipelineModule: stages=", stages, " does not divide the ", world.size(),
                           " ranks; start a multiple of ", stages, " ranks, or cut the model into other stages"));
   set_stages(options, stages);
-  const int slices = resolve(options, world.size()).config.degrees.tensor;
-  std::vector<Axis> axes = {{"pipe", stages}, {"data", world.size() / (stages * slices)}};
-  if (slices > 1) axes.push_back({"tensor", slices});
-  return Topology(std::move(axes));
+  return trireme::topology_of(resolve(options, world.size()).config.degrees, world.size());
 }
 
 /// Copies in `model` by their names, with what they follow.

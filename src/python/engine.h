@@ -36,8 +36,8 @@ class ModuleEngine final : private KeptModule, public Engine {
 using EngineBaseClass = py::class_<EngineBase, std::shared_ptr<EngineBase>>;
 void bind_parts(EngineBaseClass& engine);
 
-/// The options of an engine over `module` by what Python gives; `facts`: trireme.tensor.model_facts.ModelFacts, or
-/// None. Requires the GIL.
+/// The options of an engine over `module` by what Python gives; `facts`: trireme.tensor.model_facts.ModelFacts; a
+/// set of names, TrainingOptions::own_slices; or None. Requires the GIL.
 InitializeOptions options_of(const py::object& module, const Config& config, const std::vector<py::dict>& groups,
                              const py::object& make_client, const std::string& output,
                              const py::object& facts = py::none());

@@ -83,6 +83,10 @@ std::vector<std::pair<std::string, std::string>> tp_plan_of(const py::object& fa
 
 void set_facts(InitializeOptions& options, const py::object& facts) {
   if (facts.is_none()) return;
+  if (py::isinstance<py::set>(facts)) {
+    options.own_slices = facts.cast<std::set<std::string>>();
+    return;
+  }
   options.partition_model = partition_model_of(facts);
   options.tp_plan = tp_plan_of(facts);
 }

@@ -285,7 +285,7 @@ TEST(ParallelPlan, PassesStandInTheOrderOfTheChain) {
 
 TEST(ParallelPlan, RefusesAxesAndDegreesByName) {
   EXPECT_EQ(refusal_of(Topology({{"data", 2}, {"other", 2}}), {.degrees = {.data = 2}}),
-            "axis \"other\" of 2 ranks is not there yet; use \"pipe\", \"data\", \"sequence\" and \"tensor\"");
+            "axis \"other\" of 2 ranks is not there yet; use \"pipe\", \"data\", \"sequence\", \"tensor\" and \"model\"");
   EXPECT_EQ(refusal_of(Topology({{"data", 4}}), {.degrees = {.data = 4, .expert = 2}}),
             "degrees.expert=2 is not there yet; leave it 1");
   EXPECT_EQ(refusal_of(Topology({{"data", 2}}), {.degrees = {.data = 2, .tensor = 2}}),
@@ -338,6 +338,10 @@ TEST(Exclusions, ThatOptionsTellAreRefusedByThePlan) {
        }},
       {{Feature::kSequence, Feature::kTensor},
        [](ParallelOptions& options) { options.degrees = {.data = 1, .tensor = 2, .sequence = 2}; }},
+      {{Feature::kProgramSlices, Feature::kTensor},
+       [](ParallelOptions& options) { options.degrees = {.data = 1, .tensor = 2, .model = 2}; }},
+      {{Feature::kProgramSlices, Feature::kSequence},
+       [](ParallelOptions& options) { options.degrees = {.data = 1, .sequence = 2, .model = 2}; }},
       {{Feature::kPipeline, Feature::kSequence},
        [](ParallelOptions& options) { options.degrees = {.data = 1, .pipe = 2, .sequence = 2}; }},
   };
@@ -350,7 +354,7 @@ TEST(Exclusions, ThatOptionsTellAreRefusedByThePlan) {
       const Degrees& degrees = options.degrees;
       ASSERT_EQ(first_exclusion(*axis, options), &row) << row.text;
       const std::string expected = filled(row.text, {axis == &replica_axis() ? "degrees.replicas=2" : "2", "2"});
-      const int world = degrees.data * degrees.pipe * degrees.sequence * degrees.tensor;
+      const int world = degrees.data * degrees.pipe * degrees.sequence * degrees.tensor * degrees.model;
       EXPECT_EQ(refusal_of(topology_of(degrees, world), options), expected);
     }
 }

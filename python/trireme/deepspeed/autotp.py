@@ -129,16 +129,25 @@ def merge_tp_model_init_into_config(config_dict, mpu, mesh_param, dist_module):
 
 # --- initialize() ---
 
+def has_rules(config):
+    """Whether layers are cut over several ranks by rules, as the dict `config` says."""
+    section = config.get("tensor_parallel")
+    if not isinstance(section, dict):
+        return False
+    sizes = [section.get("autotp_size"), *((section.get(key) or {}).get("tp_size") for key in ("tp", "partition_config") if isinstance(section.get(key), dict))]
+    return any(isinstance(size, int) and size > 1 for size in sizes)
+
+
 def merged(config, mpu):
-    """The dict `config` as initialize() takes it: with what tp_model_init() and `mpu` say, and without objects.
-    Collective where ranks' groups are given.
+    """The dict `config` as initialize() takes it: with what tp_model_init() and `mpu` say, and without objects; and the
+    ranks over which the program has cut its layers itself. Collective where ranks' groups are given.
 
     Raises  ConfigError, on every rank: the three contradict each other; groups that ranks of this job cannot share
             layers in.
     """
     given = config.get("tensor_parallel")
     if not isinstance(given, (dict, type(None))) or (given is None and mpu is None and _recorded is None):
-        return config
+        return config, 1
     config, is_asked = {**config}, given is not None or _recorded is not None
     if is_asked:
         config["tensor_parallel"] = {key: value for key, value in (given or {}).items() if value != "auto"}
@@ -147,12 +156,16 @@ def merged(config, mpu):
     tp = dict(section.get("tp") or {})
     group, of_section = tp.pop("tp_group", None), tp.pop("mpu", None)
     unit = mpu if mpu is not None else of_section
-    problem = ""
+    problem, slices = "", 1
     try:
         if unit is not None:
-            group = _take_unit(unit, section, is_asked)
+            size, group = _take_unit(unit, section)
+            if is_asked and size > 1:
+                section["autotp_size"] = size
+            elif size > 1:
+                slices = size
         if group is not None:
-            _check_group(group, section.get("autotp_size") or 1)
+            _check_group(group, section.get("autotp_size") or slices)
     except ConfigError as error:
         problem = str(error)
     if unit is not None or group is not None or problem:
@@ -165,7 +178,7 @@ def merged(config, mpu):
             section["tp"] = tp
         if isinstance(section.get("autotp_size"), int) and section["autotp_size"] > 1:
             set_autotp_mode(training=True)
-    return config
+    return config, slices
 
 
 def _asked(mpu, what):
@@ -177,8 +190,8 @@ def _asked(mpu, what):
     return None
 
 
-def _take_unit(mpu, section, is_asked):
-    """Fills `autotp_size` of `section` by the size that `mpu` tells; its group, or None where that is one rank."""
+def _take_unit(mpu, section):
+    """The size and group that `mpu` tells, which fit `section`; the group is None where that is one rank."""
     size = _asked(mpu, "world_size")
     if size is None:
         raise ConfigError(f"initialize(mpu=…): {type(mpu).__name__} has no get_tensor_model_parallel_world_size() and no get_model_parallel_world_size(); "
@@ -191,11 +204,7 @@ def _take_unit(mpu, section, is_asked):
     if given is not None and given != size:
         raise ConfigError(f"Conflicting tensor_parallel.autotp_size in config ({given}) and mpu ({size}).")
     if size == 1:
-        return None
-    if not is_asked:
-        raise ConfigError(f"initialize(mpu=…): it has {size} ranks on its tensor axis, and nothing says that the engine is to cut the model; set "
-                          f"\"tensor_parallel\": {{\"autotp_size\": {size}}}. A model that has parts of its layers itself is not there yet")
-    section["autotp_size"] = size
+        return 1, None
     group, rank = _asked(mpu, "group"), _asked(mpu, "rank")
     if group is None or rank is None:
         raise ConfigError(f"initialize(mpu=…): {type(mpu).__name__} lacks a getter of the group or rank on its tensor axis; leave it out, and keep "
@@ -203,7 +212,7 @@ def _take_unit(mpu, section, is_asked):
     if rank != ranks.world().rank % size:
         raise ConfigError(f"initialize(mpu=…): rank {ranks.world().rank} is number {rank} of its tensor group; here it is number {ranks.world().rank % size}: "
                           "ranks of a tensor group are neighbours, in order")
-    return group
+    return size, group
 
 
 def _check_group(group, size):

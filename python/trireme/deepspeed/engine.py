@@ -31,7 +31,10 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
 
     def __init__(self, model, config, *, mpu=None, **options):
         origin, given = configs.origin_of(config), config if isinstance(config, dict) else configs.read(config)
-        self._given = configs.without_auto(configs.read(autotp.merged(given, mpu)))
+        merged, slices = autotp.merged(given, mpu)
+        if slices > 1:
+            self._program_slices = slices
+        self._given = configs.without_auto(configs.read(merged))
         configs.check_filled(self._given, origin)
         super().__init__(model, self._given, origin=origin, **options)
         for name in self.core.leaf_modules:
@@ -124,7 +127,7 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
     local_rank = property(lambda self: self.world.local_rank)
     world_size = property(lambda self: self.world.size)
     dp_world_size = property(lambda self: self.core.data_size, doc="Ranks, or groups of ranks, that take different samples.")
-    seq_dp_world_size = property(lambda self: self.world.size // self._tensor_size, doc="Ranks over which ZeRO shards.")
+    seq_dp_world_size = property(lambda self: self.world.size // self._tensor_size // self._program_slices, doc="Ranks over which ZeRO shards.")
     sequence_parallel_size = property(lambda self: self._sequence_size, doc="Ranks that share samples.")
     loaded_checkpoint_dp_world_size = property(lambda self: self.loaded_data_size)
     seq_parallel_group = property(lambda self: self.get_sequence_parallel_group())

@@ -9,8 +9,7 @@ from .... import config as configs
 from ...._native import core
 from ....activations import eager
 from ....errors import ConfigError, PipelineError, StateError, UnsupportedError
-from ....tensor.model_facts import facts_of
-from ... import checkpointing
+from ... import autotp, checkpointing
 from ...engine import DeepSpeedEngine
 from ...missing import names_of
 from ...utils.programs import RepeatingLoader
@@ -54,6 +53,7 @@ class PipelineEngine(DeepSpeedEngine):
     grid = property(lambda self: self.module.mpu(), doc="The PipelineParallelGrid.")
     num_stages = property(lambda self: self.grid.pipe_parallel_size)
     _stages = num_stages
+    _program_slices = property(lambda self: 1 if autotp.has_rules(self._given) else self.grid.model_parallel_size)
     stage_id = property(lambda self: self.grid.stage_id)
     dp_world_size = property(lambda self: self.grid.data_parallel_size)
     _dp_rank = property(lambda self: self.grid.data_parallel_id)
@@ -70,25 +70,22 @@ class PipelineEngine(DeepSpeedEngine):
         tied = {}
         for of_stage in self.over_stages(self.module.tied_parameters()):
             tied.update(of_stage)
-        facts = facts_of(self.module) if configs.tensor_degree(self._resolved) > 1 else None
         return core.StageEngine(self.world, self._ranks(), self.module, read, groups, make_client, output,
                                 _loss_function(self.module, self._losses, self._additional), tied, self.module.tied_copies(), self.module.parameters_of_parts(),
-                                self.module.schedule, self.module.chunks, self.module.dynamic_shape, facts)
+                                self.module.schedule, self.module.chunks, self.module.dynamic_shape, self._slices())
 
     def _ranks(self):
-        """The module's topology under the library's names: DeepSpeed's "model" is "tensor". Raises ConfigError,
-        UnsupportedError."""
+        """The module's topology under the library's names: where rules cut layers, DeepSpeed's "model" is "tensor".
+        Raises ConfigError."""
         topology, slices = self.grid.topology(), configs.tensor_degree(self._resolved)
+        if slices == 1:
+            return core.Topology(list(zip(topology.axes, topology.dims)))
         of_model = topology.ranks.size_of("model")
-        if of_model > 1 and slices == 1:
-            raise UnsupportedError(f"PipelineModule: {topology} has {of_model} ranks on the axis \"model\", and nothing says how layers are cut over them; set "
-                                   f"tensor_parallel.autotp_size to {of_model}. Layers that a program cuts itself are not there yet")
         if of_model != slices:
             raise ConfigError(f"tensor_parallel.autotp_size={slices}, and the ranks of the PipelineModule have {of_model} on the axis \"model\"; give it "
                               f"topology=PipeModelDataParallelTopology(num_pp={self.num_stages}, num_mp={slices}, "
                               f"num_dp={self.world.size // self.num_stages // slices or 1})")
-        if slices > 1:
-            eager.check(self.module, ["tensor_parallel.autotp_size"])
+        eager.check(self.module, ["tensor_parallel.autotp_size"])
         return core.Topology([("tensor" if axis == "model" else axis, size) for axis, size in zip(topology.axes, topology.dims)])
 
     def over_stages(self, value):
