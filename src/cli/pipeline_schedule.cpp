@@ -124,7 +124,8 @@ std::string schedule_text(const ScheduleFlags& flags) {
     throw ConfigError(str("--stages ", *flags.stages, " --micro-batches ", *flags.micro_batches,
                           flags.chunks ? str(" --chunks ", *flags.chunks) : "", ": their product ", product,
                           " is above ", kMostOfPlan, "; give fewer: the middle of a schedule repeats itself"));
-  return text_of(pipeline::make_schedule(flags.name, *flags.stages, *flags.micro_batches, flags.chunks.value_or(2)), flags);
+  return text_of(pipeline::make_schedule(flags.name, *flags.stages, *flags.micro_batches, flags.chunks.value_or(2)),
+                 flags);
 }
 
 std::string schedule_text(const Config& config, const ScheduleFlags& flags) {

@@ -21,8 +21,8 @@ struct ScheduleFlags {
 
 void declare_schedule(CLI::App& app, ScheduleFlags& flags);
 
-/// The timeline of `flags`' schedule, or its streams; writes the drawing that they ask for. Throws ConfigError. Requires
-/// name, stages and micro_batches.
+/// The timeline of `flags`' schedule, or its streams; writes the drawing that they ask for. Throws ConfigError.
+/// Requires name, stages and micro_batches.
 std::string schedule_text(const ScheduleFlags& flags);
 /// The same of a run's schedule; empty where its model has one stage.
 std::string schedule_text(const Config& config, const ScheduleFlags& flags);

@@ -31,7 +31,7 @@ class TrainedModel {
 
 /// The device of this rank, with its random numbers seeded as `setup` says.
 c10::Device seeded_device(const TrainSetup& setup, const World& world);
-/// Of the engine of `setup`, with the facts of heads where layers are cut.
+/// Options of the engine of `setup`, with the facts of heads where layers are cut.
 InitializeOptions engine_options(const TrainSetup& setup);
 
 /// The model of `setup`, in as many stages as its configuration says. Collective.

@@ -91,7 +91,8 @@ void check_exclusions(const Topology& topology, const ParallelOptions& options) 
     const auto is_other = [&](const AxisPart* other) { return other->feature == row->other; };
     const auto other = std::find_if(options.axes.begin(), options.axes.end(), is_other);
     const std::string ranks = str(size);
-    const std::string degree = axis->member != nullptr ? str(axis->member, "=", size) : str("axis \"", axis->name, "\"");
+    const std::string degree =
+        axis->member != nullptr ? str(axis->member, "=", size) : str("axis \"", axis->name, "\"");
     throw ConfigError(other != options.axes.end() ? filled(row->text, {ranks, str(topology.size_of((*other)->name))})
                                                   : filled(row->text, {degree, ranks}),
                       row->code);
@@ -168,8 +169,7 @@ std::vector<PlannedParameter> parameters_of(const ParallelPlan& plan, const Page
   const int shard = position_in(plan.shards.of(plan.rank), plan.rank);
   const int piece = mesh.pieces > 1 ? position_in(replicas.of(plan.rank), plan.rank) : 0;
   Names over_states = plan.shards.axes;
-  if (plan.states_over_replicas)
-    over_states.insert(over_states.end(), replicas.axes.begin(), replicas.axes.end());
+  if (plan.states_over_replicas) over_states.insert(over_states.end(), replicas.axes.begin(), replicas.axes.end());
   std::vector<PlannedParameter> parameters;
   for (int i = 0; i < static_cast<int>(specs.size()); ++i) {
     const UnitLayout& unit = layout.units[layout.unit_of[i]];
@@ -319,8 +319,8 @@ ParallelPlan make_plan(const Topology& ranks, int rank, const ParallelOptions& o
   plan.alone = groups_along(plan.topology, {});
   plan.model = groups_where(plan, [](const AxisPart&) { return true; });
   plan.stage = groups_where(plan, [](const AxisPart& axis) { return axis.shares_layers; });
-  plan.slices = groups_where(
-      plan, [](const AxisPart& axis) { return axis.shares_layers && axis.law == GradientLaw::kWhole; });
+  plan.slices =
+      groups_where(plan, [](const AxisPart& axis) { return axis.shares_layers && axis.law == GradientLaw::kWhole; });
   plan.stages = groups_where(plan, [](const AxisPart& axis) { return !axis.law; });
   const auto adds_gradients = [](const AxisPart& axis) { return axis.law == GradientLaw::kParts; };
   plan.sums = groups_where(plan, adds_gradients);

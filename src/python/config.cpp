@@ -24,11 +24,12 @@ void bind_config(py::module_& module) {
   module.def("is_accelerates", &is_accelerates, py::arg("options"),
              "Whether a dict has the keys of Accelerate, of its files or of its FullyShardedDataParallelPlugin.");
   py::class_<Config>(module, "Config", "trireme::Config, read from a dict of options. Raises as read_config.")
-      .def(py::init([](const Json& options, int world_size, const std::string& origin, int pipe, bool is_file, int model) {
-             ConfigSource source = source_from_json(options, origin);
-             if (is_file) name_as_in_file(source, origin);
-             return config_from_source(source, world_size, {.pipe = pipe, .model = model});
-           }),
+      .def(py::init(
+               [](const Json& options, int world_size, const std::string& origin, int pipe, bool is_file, int model) {
+                 ConfigSource source = source_from_json(options, origin);
+                 if (is_file) name_as_in_file(source, origin);
+                 return config_from_source(source, world_size, {.pipe = pipe, .model = model});
+               }),
            py::arg("options"), py::arg("world_size"), py::arg("origin"), py::arg("pipe") = 1,
            py::arg("is_file") = false, py::arg("model") = 1)
       .def_property_readonly(

@@ -116,8 +116,8 @@ std::string GradientProof::problem_of(const at::Tensor& all) const {
       const double other = std::sqrt(std::min(numbers[first][i][0], numbers[rank][i][0]));
       const double difference = std::max(norm - other, std::abs(numbers[first][i][1] - numbers[rank][i][1]));
       if (difference <= kOfOwnNorm * norm + kOfAllNorms * all_norm) continue;
-      return str("ranks ", first, " and ", rank, " of group '", slices_.name(),
-                 "', on the axis \"", axis_, "\", have the same elements of \"", parameters_[static_cast<size_t>(i)]->name,
+      return str("ranks ", first, " and ", rank, " of group '", slices_.name(), "', on the axis \"", axis_,
+                 "\", have the same elements of \"", parameters_[static_cast<size_t>(i)]->name,
                  "\" and other gradients of them, of norms ", std::sqrt(numbers[first][i][0]), " and ",
                  std::sqrt(numbers[rank][i][0]),
                  pass_ != nullptr

@@ -18,8 +18,8 @@ namespace trireme {
 /// the sum.
 class GradientProof {
  public:
-  /// All outlive this. `pass` cuts activations over `slices`; null: none is. `shards` are the ranks over which parameters are sharded, `slices` those that have slices of the same layers,
-  /// `model` all ranks.
+  /// All outlive this. `pass` cuts activations over `slices`; null: none is. `shards` are the ranks over which
+  /// parameters are sharded, `slices` those that have slices of the same layers, `model` all ranks.
   GradientProof(Pager& pager, Group& shards, Group& slices, Group& model, std::string axis, const PartitionPlan& plan,
                 CutActivations* pass);
 

@@ -93,11 +93,12 @@ PartitionPlan plan_of_program(const TrainingGroups& groups, const ModuleTensors&
       throw ConfigError(str("own_slices: the ranks name other parameters, first ", other_names->text(),
                             "; name the same ones on every rank"));
     if (other_values)
-      throw ConfigError(str("initialize: ", wholes.names[other_values->index], " has other values on rank ",
-                            other_values->rank, " of group '", groups.slices->name(),
-                            "' than on its rank 0, and own_slices does not name it; a parameter that the program has ",
-                            "cut stands there (Python: set its tensor_model_parallel = True), and others, and buffers, ",
-                            "have the same values on every rank of the axis \"model\""));
+      throw ConfigError(
+          str("initialize: ", wholes.names[other_values->index], " has other values on rank ", other_values->rank,
+              " of group '", groups.slices->name(),
+              "' than on its rank 0, and own_slices does not name it; a parameter that the program has ",
+              "cut stands there (Python: set its tensor_model_parallel = True), and others, and buffers, ",
+              "have the same values on every rank of the axis \"model\""));
   });
   PartitionPlan plan{.ranks = ranks, .source = "the program"};
   for (const NamedParameter& one : tensors.parameters)

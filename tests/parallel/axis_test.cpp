@@ -82,8 +82,9 @@ TEST(Axis, OfATestIsRefusedByItsExclusions) {
   EXPECT_EQ(refusal(Topology({{"mirror", 3}, {"data", 2}}), options), "axis \"mirror\": 3 mirrors draw apart");
   EXPECT_NO_THROW((void)make_plan(Topology({{"data", 2}}), 0, options));
   EXPECT_EQ(refusal(Topology({{"mirror", 2}, {"tensor", 3}}), with_mirror({.tensor = 3})), "2 mirrors of 3 slices");
-  EXPECT_EQ(refusal(Topology({{"mirror", 2}}), {}),
-            "axis \"mirror\" of 2 ranks is not there yet; use \"pipe\", \"data\", \"sequence\", \"tensor\" and \"model\"");
+  EXPECT_EQ(
+      refusal(Topology({{"mirror", 2}}), {}),
+      "axis \"mirror\" of 2 ranks is not there yet; use \"pipe\", \"data\", \"sequence\", \"tensor\" and \"model\"");
 }
 
 TEST(Axes, HaveOneNameEachAndSayWhatRefusesThem) {

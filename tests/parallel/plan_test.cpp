@@ -140,7 +140,8 @@ TEST(ParallelPlan, NeighboursShareSamplesAndHoldTheShardsOfOneReplica) {
     // Ranks of one stage have the same samples where they are of one sequence, and there alone.
     for (const int a : plans[0].sums.of(0))
       for (const int b : plans[0].sums.of(0))
-        EXPECT_EQ(plans[a].place.rank == plans[b].place.rank, are_together(plans[0].along("sequence"), a, b)) << one.name();
+        EXPECT_EQ(plans[a].place.rank == plans[b].place.rank, are_together(plans[0].along("sequence"), a, b))
+            << one.name();
     for (const ParallelPlan& plan : plans) {
       EXPECT_EQ(plan.place.size, one.replicas * one.shards);
       EXPECT_LT(plan.place.rank, plan.place.size);
@@ -284,8 +285,9 @@ TEST(ParallelPlan, PassesStandInTheOrderOfTheChain) {
 }
 
 TEST(ParallelPlan, RefusesAxesAndDegreesByName) {
-  EXPECT_EQ(refusal_of(Topology({{"data", 2}, {"other", 2}}), {.degrees = {.data = 2}}),
-            "axis \"other\" of 2 ranks is not there yet; use \"pipe\", \"data\", \"sequence\", \"tensor\" and \"model\"");
+  EXPECT_EQ(
+      refusal_of(Topology({{"data", 2}, {"other", 2}}), {.degrees = {.data = 2}}),
+      "axis \"other\" of 2 ranks is not there yet; use \"pipe\", \"data\", \"sequence\", \"tensor\" and \"model\"");
   EXPECT_EQ(refusal_of(Topology({{"data", 4}}), {.degrees = {.data = 4, .expert = 2}}),
             "degrees.expert=2 is not there yet; leave it 1");
   EXPECT_EQ(refusal_of(Topology({{"data", 2}}), {.degrees = {.data = 2, .tensor = 2}}),

@@ -34,7 +34,8 @@ struct Enter : torch::autograd::Function<Enter> {
     context->saved_data["group"] = group;
     return whole.view_as(whole);
   }
-  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* context, std::vector<at::Tensor> gradients) {
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* context,
+                                          std::vector<at::Tensor> gradients) {
     at::Tensor sum = gradients[0].contiguous().clone();
     reinterpret_cast<Group*>(context->saved_data["group"].toInt())->all_reduce(sum).wait();
     return {sum, {}};
@@ -238,9 +239,10 @@ TEST(ProgramSlices, AreNamedByTheProgram) {
 }
 
 TEST(ProgramSlices, AreShownToHaveTheSameGradientsOfTheRest) {
-  EXPECT_SAYS(error_of([] { train({.data = 2, .model = 2, .stage = 2, .forgets_to_add = true}); }),
-              "ranks 0 and 1 of group 'data0/model', on the axis \"model\", have the same elements of \"embed.weight\" and "
-              "other gradients");
+  EXPECT_SAYS(
+      error_of([] { train({.data = 2, .model = 2, .stage = 2, .forgets_to_add = true}); }),
+      "ranks 0 and 1 of group 'data0/model', on the axis \"model\", have the same elements of \"embed.weight\" and "
+      "other gradients");
 }
 
 TEST(ProgramSlices, RefuseWhatNeedsWholeParameters) {

@@ -1,5 +1,5 @@
-"""Models that bring their own slices, as Megatron's do: over an mpu, and in the stages of a pipeline. Each rank compares
-losses, every gradient and weights with plain PyTorch."""
+"""Models that bring their own slices, as Megatron's do: over an mpu, and in the stages of a pipeline. Each rank
+compares losses, every gradient and weights with plain PyTorch."""
 import unittest
 
 from harness import Case, main

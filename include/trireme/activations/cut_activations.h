@@ -1,5 +1,5 @@
-// Activations that are cut over an axis of ranks, as an engine asks for them. Each axis that cuts some has a pass of its
-// own: SequenceParallel, TensorParallel.
+// Activations that are cut over an axis of ranks, as an engine asks for them. Each axis that cuts some has a pass of
+// its own: SequenceParallel, TensorParallel.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -24,8 +24,8 @@ enum class GradientLaw : uint8_t {
 /// A feature that does not go together with an axis, or with an option of the axis.
 struct AxisExclusion {
   Feature other;
-  /// "{}": values of the run. Where options alone decide: beside another axis both numbers of ranks, else the degree with
-  /// its name, and the ranks along this axis.
+  /// "{}": values of the run. Where options alone decide: beside another axis both numbers of ranks, else the degree
+  /// with its name, and the ranks along this axis.
   std::string text;
   std::optional<Feature> option = {};  ///< of this axis; nothing: the axis itself
   std::optional<EngineCall> at = {};   ///< as Exclusion::at
@@ -42,16 +42,16 @@ struct PlannedPass {
 /// An axis of ranks. Along it, ranks
 struct AxisPart {
   const char* name;
-  bool shares_samples;              ///< take the same samples
-  bool shares_layers;               ///< have the same layers, whole or slices of them
-  bool shards_states;               ///< have shards of the states of their parameters
-  std::optional<GradientLaw> law;   ///< compute this of a gradient; nothing: they have no parameter in common
-  const char* together = nullptr;   ///< do this together, as the plan prints it; null: not alone
-  int Degrees::*degree = nullptr;   ///< are so many; null: as the topology says alone
-  const char* member = nullptr;     ///< `degree` by its name
-  const char* described = nullptr;  ///< in a sentence about a run; "{}": their number
-  const char* mismatch = nullptr;   ///< text of an error where the topology says another number; "{}": the two
-  std::optional<Feature> feature = {};              ///< the axis, in exclusions of other axes
+  bool shares_samples;                  ///< take the same samples
+  bool shares_layers;                   ///< have the same layers, whole or slices of them
+  bool shards_states;                   ///< have shards of the states of their parameters
+  std::optional<GradientLaw> law;       ///< compute this of a gradient; nothing: they have no parameter in common
+  const char* together = nullptr;       ///< do this together, as the plan prints it; null: not alone
+  int Degrees::*degree = nullptr;       ///< are so many; null: as the topology says alone
+  const char* member = nullptr;         ///< `degree` by its name
+  const char* described = nullptr;      ///< in a sentence about a run; "{}": their number
+  const char* mismatch = nullptr;       ///< text of an error where the topology says another number; "{}": the two
+  std::optional<Feature> feature = {};  ///< the axis, in exclusions of other axes
   PlannedPass (*pass)(const ParallelOptions&) = {};  ///< cut activations in this pass; null: in none
   std::vector<AxisExclusion> exclusions = {};
 };

@@ -19,13 +19,13 @@ namespace trireme {
 
 /// The groups of one rank, which are those of the plan.
 struct TrainingGroups {
-  ParallelPlan plan;           ///< without parameters
-  Group& sums;                 ///< ranks whose gradients are parts of one sum, over which ZeRO shards
-  Group& stage;                ///< ranks that have the same layers, whole or slices of them: `sums` or more
-  Group& model;                ///< all ranks that step together: `stage` or more
-  Group* replicas = nullptr;   ///< ranks that hold the same shards and update them alike; null: no two do
-  Group* slices = nullptr;     ///< ranks that have slices of the same layers; null: layers are not cut
-  Group* stages = nullptr;     ///< one rank of each stage; null: the model has one
+  ParallelPlan plan;          ///< without parameters
+  Group& sums;                ///< ranks whose gradients are parts of one sum, over which ZeRO shards
+  Group& stage;               ///< ranks that have the same layers, whole or slices of them: `sums` or more
+  Group& model;               ///< all ranks that step together: `stage` or more
+  Group* replicas = nullptr;  ///< ranks that hold the same shards and update them alike; null: no two do
+  Group* slices = nullptr;    ///< ranks that have slices of the same layers; null: layers are not cut
+  Group* stages = nullptr;    ///< one rank of each stage; null: the model has one
   std::map<std::string, Group*, std::less<>> by_axis = {};  ///< of all axes but "data"
   std::unique_ptr<Grid> grid = {};                          ///< owns the groups; null: the caller does
   /// Groups made for the parameters' device, and those that make_meshes() has split.

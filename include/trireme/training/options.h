@@ -50,7 +50,8 @@ struct TrainingOptions {
   /// the module's. Nothing: unknown.
   std::optional<PartitionModel> partition_model = {};
   std::vector<std::pair<std::string, std::string>> tp_plan = {};  ///< as TensorParallelOptions::tp_plan
-  /// Where the ranks have an axis "model": names of the parameters that the program has cut over it; others it has whole.
+  /// Where the ranks have an axis "model": names of the parameters that the program has cut over it; others it has
+  /// whole.
   std::optional<std::set<std::string>> own_slices = {};
   /// The module reads the sizes of its inputs only, never those of activations, which may be a rank's part. Required by
   /// tensor_parallel.sequence_parallel.

@@ -29,8 +29,7 @@ const AxisPart& replica_axis() {
       .exclusions = {
           {kUnsharded, beside_replicas("ZeRO stage 0", "which shards nothing")},
           {kDeterministic, beside_replicas("`deterministic`", "whose sums would depend on their number")},
-          {kOffload, beside_replicas("offloading", "and states over replicas stay on the device"),
-           kStatesOverReplicas},
+          {kOffload, beside_replicas("offloading", "and states over replicas stay on the device"), kStatesOverReplicas},
           {kWeightsOnDisk,
            beside_replicas("`offload_param` on disk", "which is not there yet with states over replicas"),
            kStatesOverReplicas},

@@ -16,15 +16,18 @@ const AxisPart& pipe_axis() {
       .degree = &Degrees::pipe,
       .member = "degrees.pipe",
       .described = "{} pipeline stages",
-      .mismatch = "degrees.pipe={}, and this engine's ranks have {} on the axis \"pipe\"; train a PipelineModule, which "
-                  "cuts a model into stages, or leave it 1",
+      .mismatch =
+          "degrees.pipe={}, and this engine's ranks have {} on the axis \"pipe\"; train a PipelineModule, which "
+          "cuts a model into stages, or leave it 1",
       .feature = kPipeline,
       .exclusions = {
           {kSequence,
-           "axes \"pipe\" of {} and \"sequence\" of {} ranks: a pipeline does not send parts of sequences yet; make one "
+           "axes \"pipe\" of {} and \"sequence\" of {} ranks: a pipeline does not send parts of sequences yet; make "
+           "one "
            "of the two 1"},
           {kShardedTokens,
-           "tensor_parallel.sequence_parallel: a pipeline does not send parts of sequences yet; remove the key, or make "
+           "tensor_parallel.sequence_parallel: a pipeline does not send parts of sequences yet; remove the key, or "
+           "make "
            "stages 1"},
           {.other = kRecomputeLayers, .text = kNoLayers, .at = EngineCall::kInitialize, .code = ErrorCode::kConfig},
           {.other = kLeafModules, .text = kNoLeafModule, .at = EngineCall::kInitialize, .code = ErrorCode::kConfig},

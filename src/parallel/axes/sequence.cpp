@@ -17,7 +17,8 @@ const AxisPart& sequence_axis() {
       .degree = &Degrees::sequence,
       .member = "degrees.sequence",
       .described = "sequences cut over {} ranks",
-      .mismatch = "sequence_parallel_size={}, and the grid has {} ranks on the axis \"sequence\"; make the two the same",
+      .mismatch =
+          "sequence_parallel_size={}, and the grid has {} ranks on the axis \"sequence\"; make the two the same",
       .feature = kSequence,
       .pass = [](const ParallelOptions& options) -> PlannedPass {
         const bool is_ring = options.sequence_attention == SequenceAttention::kRing;
@@ -27,10 +28,7 @@ const AxisPart& sequence_axis() {
           {kTensor,
            "axes \"sequence\" of {} and \"tensor\" of {} ranks: layers in slices do not take parts of sequences yet; "
            "make one of the two 1"},
-          {.other = kRecomputeByCall,
-           .text = kMadeByLength,
-           .at = EngineCall::kForward,
-           .code = ErrorCode::kState},
+          {.other = kRecomputeByCall, .text = kMadeByLength, .at = EngineCall::kForward, .code = ErrorCode::kState},
           {.other = kDevice,
            .text = kRingRefusal,
            .option = kRingAttention,

@@ -18,10 +18,13 @@ const AxisPart& tensor_axis() {
       .mismatch =
           "tensor_parallel.autotp_size={}, and the grid has {} ranks on the axis \"tensor\"; make the two the same",
       .feature = kTensor,
-      .pass = [](const ParallelOptions&) -> PlannedPass { return {PassOrder::kTensor, "tensor"}; },
+      .pass = [](const ParallelOptions&) -> PlannedPass {
+        return {PassOrder::kTensor, "tensor"};
+      },
       .exclusions = {{.other = kMatrixOptimizer,
-                      .text = "optimizer {} looks at whole parameters, and with tensor_parallel (autotp_size={}) a rank "
-                              "has slices; use another optimizer, such as AdamW",
+                      .text =
+                          "optimizer {} looks at whole parameters, and with tensor_parallel (autotp_size={}) a rank "
+                          "has slices; use another optimizer, such as AdamW",
                       .at = EngineCall::kInitialize}}};
   return axis;
 }
