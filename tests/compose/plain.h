@@ -78,7 +78,7 @@ inline Outcome train_plainly(const Scenario& scenario) {
   for (const auto& item : net->named_parameters()) parameters.emplace_back(item.key(), item.value(), scenario);
   const bool is_sum = scenario.config.value("gradient_allreduce_op", "mean") == "sum";
   const int micro_batches = scenario.micro_batches();
-  const double weight = (is_sum ? scenario.data_ranks(scenario.ranks) : 1.0) / micro_batches;
+  const double weight = (is_sum ? scenario.data : 1.0) / micro_batches;
   Outcome outcome;
   for (int number = 0; number < kSteps; ++number) {
     StepRecord& record = outcome.steps.emplace_back();

@@ -14,7 +14,6 @@
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -52,10 +51,11 @@ inline constexpr double kMaxNorm = 0.5, kLr = 2e-3, kWeightDecay = 0.05, kBeta2 
 inline constexpr double kClientLr = 0.05, kClientMomentum = 0.9;
 inline constexpr double kFirstLr = 5e-4, kLrRate = 2;  // of a schedule
 
-/// A run on two ranks. As it stands: ZeRO stage 0 in fp32 on threads of the host.
+/// A run on two data-parallel ranks, or twice as many along each further axis. As it stands: ZeRO stage 0 in fp32 on
+/// threads of the host.
 struct Scenario {
-  Json config;    ///< DeepSpeed's dialect
-  int ranks = 2;  ///< each of which has kAccumulation micro-batches in a step, or a part of all of them
+  Json config;   ///< DeepSpeed's dialect
+  int data = 2;  ///< ranks that take different samples
   std::vector<ParameterGroup> parameter_groups = {};
   bool has_client_optimizer = false;  ///< torch::optim's SGD with a momentum, and no `optimizer` section
   RankBackend backend = RankBackend::kThreads;
@@ -66,18 +66,15 @@ struct Scenario {
   bool has_second_engine = false;       ///< another model trains in between, sharded and recomputed
   bool has_sequence_parts = false;      ///< each rank has some tokens of each sample
   bool has_slices = false;              ///< each two neighbouring ranks have slices of the same layers
-  std::string schedule = {};  ///< of a pipeline, a stage on each rank, or on each two that have slices; empty: none
+  std::string schedule = {};            ///< of a pipeline of two stages; empty: none
   Scope scope = Scope::kNone;
   Checkpoint checkpoint = Checkpoint::kNone;
 
   Scenario();
   bool is_in_stages() const { return !schedule.empty(); }
-  /// Where `world` ranks train.
-  int slices(int world) const { return has_slices && world > 1 ? 2 : 1; }
-  int stages(int world) const { return is_in_stages() ? world / slices(world) : 1; }
-  /// Ranks that have micro-batches of their own.
-  int data_ranks(int world) const { return has_sequence_parts ? 1 : world / slices(world) / stages(world); }
-  int micro_batches() const { return ranks * kAccumulation; }
+  int slices() const { return has_slices ? 2 : 1; }
+  int ranks() const { return data * (is_in_stages() ? 2 : 1) * (has_sequence_parts ? 2 : 1) * slices(); }
+  int micro_batches() const { return ranks() * kAccumulation; }  ///< of a step
 };
 
 /// The record of one step, on the host.
@@ -139,13 +136,24 @@ class Notes {
   std::vector<std::map<std::string, std::map<int, at::Tensor>>> steps_;
 };
 
-/// The flat gradient of a parameter of which two ranks have slices, each with one more rank that has a shard of it.
-inline at::Tensor joined(const Notes& notes, size_t step, const PartitionedParameter& parameter) {
+/// Ranks in the order of their parts of a parameter, or of its slice at `place`.
+inline std::vector<int> order_of_parts(const Scenario& scenario, int place = 0) {
+  const Json& zero = scenario.config.value("zero_optimization", Json::object());
+  if (zero.contains("zero_hpz_partition_size")) return {0, 2, 1, 3};
+  if (zero.contains("mics_shard_size")) return {0, 1};
+  std::vector<int> order;
+  for (int rank = place; rank < scenario.ranks(); rank += scenario.slices()) order.push_back(rank);
+  return order;
+}
+
+/// The flat gradient of a parameter of which two ranks have slices.
+inline at::Tensor joined(const Notes& notes, size_t step, const PartitionedParameter& parameter,
+                         const Scenario& scenario) {
   const at::Tensor whole = at::zeros(parameter.parts[0].shape);
-  for (int rank = 0; rank < 2; ++rank) {
-    const TensorPart& part = parameter.parts[rank];
+  for (int place = 0; place < scenario.slices(); ++place) {
+    const TensorPart& part = parameter.parts[place];
     const at::Tensor slice =
-        notes.whole(step, parameter.name, local_numel(part), {rank, rank + 2}).view(local_shape(part));
+        notes.whole(step, parameter.name, local_numel(part), order_of_parts(scenario, place)).view(local_shape(part));
     if (part.dim < 0) whole.copy_(slice);
     int64_t begin = 0;
     for (const Interval& own : part.intervals) {
@@ -183,13 +191,13 @@ class NotedSgd final : public torch::optim::SGD {
 };
 
 /// Units that are released as soon as they may be, and NaNs in released memory.
-inline Config config_of(const Scenario& scenario, int ranks) {
+inline Config config_of(const Scenario& scenario) {
   Json json = scenario.config;
-  json["gradient_accumulation_steps"] = kAccumulation * ranks / scenario.data_ranks(ranks);
-  if (scenario.is_in_stages() && ranks > 1) json["pipeline"] = {{"stages", scenario.stages(ranks)}};
-  if (scenario.has_sequence_parts) json["sequence_parallel_size"] = ranks;
-  if (scenario.has_slices && ranks > 1) json["tensor_parallel"] = {{"autotp_size", 2}};
-  Config config = config_from_json(json, ranks, {}, "ds_config.json");
+  json["gradient_accumulation_steps"] = scenario.micro_batches() / scenario.data;
+  if (scenario.is_in_stages()) json["pipeline"] = {{"stages", 2}};
+  if (scenario.has_sequence_parts) json["sequence_parallel_size"] = 2;
+  if (scenario.has_slices) json["tensor_parallel"] = {{"autotp_size", 2}};
+  Config config = config_from_json(json, scenario.ranks(), {}, "ds_config.json");
   config.pager.poison = true;
   config.pager.live_bytes = 0;
   config.pager.units.merge_below_bytes = 0;
@@ -236,7 +244,7 @@ inline std::shared_ptr<LlamaImpl> model_of(const Scenario& scenario, Group& worl
 }
 
 inline InitializeOptions options_of(const Scenario& scenario, const Group& world, Notes& notes) {
-  InitializeOptions options{.config = config_of(scenario, world.size()), .parameter_groups = scenario.parameter_groups};
+  InitializeOptions options{.config = config_of(scenario), .parameter_groups = scenario.parameter_groups};
   options.partition_model = PartitionModel{.model_type = "llama",
                                            .heads = small_llama().num_attention_heads,
                                            .key_value_heads = small_llama().num_key_value_heads};
@@ -342,9 +350,9 @@ inline std::vector<LayerSpec> layers_of(const Scenario& scenario, const torch::n
   return specs;
 }
 
-inline PipelineModule stages_of(const Scenario& scenario, Group& world, int device) {
+inline PipelineModule stages_of(const Scenario& scenario, int device) {
   PipelineModuleOptions cut;
-  cut.stages = scenario.stages(world.size());
+  cut.stages = 2;
   cut.schedule = scenario.schedule;
   if (scenario.schedule == "interleaved" || scenario.schedule == "zb-v") cut.chunks = 2;
   if (scenario.is_initialized_sharded) cut.sharded_init = {.smallest_bytes = 0, .live_bytes = 0};
@@ -373,7 +381,7 @@ class StagedTraining final : public Training {
       : scenario_(scenario),
         device_(device),
         group_(device_group(scenario, world, device)),
-        engine_(group_ ? *group_ : world, stages_of(scenario, world, device), options_of(scenario, world, notes)) {}
+        engine_(group_ ? *group_ : world, stages_of(scenario, device), options_of(scenario, world, notes)) {}
 
   EngineBase& engine() override { return engine_; }
   const torch::nn::Module& module() const override { return engine_.module(); }
@@ -393,7 +401,8 @@ class StagedTraining final : public Training {
   MicroBatches batches_of(int number) const {
     const auto device = scenario_.is_on_device ? std::optional(device_) : std::nullopt;
     std::vector<trireme::MicroBatch> all;
-    for (int64_t i = 0; i < scenario_.micro_batches(); ++i)
+    const DataPlace place = engine_.data_place();
+    for (int64_t i = place.rank; i < scenario_.micro_batches(); i += place.size)
       all.push_back(micro_batch(number * scenario_.micro_batches() + i, device));
     return [all, next = size_t{0}]() mutable { return std::optional(all[next++]); };
   }
@@ -412,8 +421,7 @@ class StagedTraining final : public Training {
 };
 
 inline std::unique_ptr<Training> make_training(const Scenario& scenario, Group& world, int device, Notes& notes) {
-  if (scenario.is_in_stages() && world.size() > 1)
-    return std::make_unique<StagedTraining>(scenario, world, device, notes);
+  if (scenario.is_in_stages()) return std::make_unique<StagedTraining>(scenario, world, device, notes);
   return std::make_unique<WholeTraining>(scenario, world, device, notes);
 }
 
@@ -437,7 +445,7 @@ class SecondTraining {
   std::optional<Engine> engine_;
 };
 
-/// Loads what two ranks have saved on one rank and at another stage, and saves it again.
+/// Loads what all ranks have saved on one rank and at another stage, and saves it again.
 inline void save_again_on_one_rank(const Scenario& scenario, const std::filesystem::path& folder) {
   Scenario other = scenario;
   other.backend = RankBackend::kThreads;
@@ -445,8 +453,10 @@ inline void save_again_on_one_rank(const Scenario& scenario, const std::filesyst
   other.is_initialized_sharded = false;
   other.config["zero_optimization"] = {{"stage", 1}};
   other.config.erase("trireme");
+  other.data = 1;
   other.has_sequence_parts = false;
   other.has_slices = false;
+  other.schedule = {};
   Notes notes;
   run_ranks(1, [&](Rank& rank) {
     const auto training = make_training(other, rank.world(), 0, notes);
@@ -481,16 +491,6 @@ inline StepRecord last_step(const Scenario& scenario, Training& training) {
   return record;
 }
 
-/// Ranks in the order of their parts of a parameter.
-inline std::vector<int> order_of_parts(const Scenario& scenario) {
-  const Json& zero = scenario.config.value("zero_optimization", Json::object());
-  if (zero.contains("zero_hpz_partition_size")) return {0, 2, 1, 3};
-  if (zero.contains("mics_shard_size")) return {0, 1};
-  std::vector<int> order(scenario.ranks);
-  std::iota(order.begin(), order.end(), 0);
-  return order;
-}
-
 /// Steps [begin, end) on all ranks, by a training that `prepare` and `finish` see before and after.
 using Look = std::function<void(Training&, int rank)>;
 inline void train_part(const Scenario& scenario, int begin, int end, const Look& prepare, const Look& finish,
@@ -500,7 +500,7 @@ inline void train_part(const Scenario& scenario, int begin, int end, const Look&
   std::mutex mutex;
   std::vector<PartitionedParameter> slices;
   outcome.steps.resize(end);
-  run_ranks(scenario.ranks,
+  run_ranks(scenario.ranks(),
             [&](Rank& rank) {
               at::set_num_threads(1);
               std::optional<SecondTraining> second;
@@ -535,7 +535,8 @@ inline void train_part(const Scenario& scenario, int begin, int end, const Look&
     StepRecord& record = outcome.steps[number];
     if (scenario.has_client_optimizer && !slices.empty())
       for (const PartitionedParameter& parameter : slices)
-        record.gradients[parameter.name] = joined(notes, number - begin, parameter).view(parameter.parts.front().shape);
+        record.gradients[parameter.name] =
+            joined(notes, number - begin, parameter, scenario).view(parameter.parts.front().shape);
     else if (scenario.has_client_optimizer)
       for (const auto& [name, tensor] : outcome.parameters)
         if (name != "lm_head.weight")

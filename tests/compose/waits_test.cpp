@@ -13,6 +13,7 @@ TEST(Waits, ATrainBatchWaitsForNoDevice) {
   Scenario scenario;
   scenario.is_on_device = true;
   scenario.schedule = "1f1b";
+  scenario.data = 1;
   scenario.config.erase("gradient_clipping");  // no norm for which the host waits
   run_ranks(2, [&](Rank& rank) {
     Notes notes;
