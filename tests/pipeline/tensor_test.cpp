@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <map>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -12,6 +13,7 @@
 #include "tests/pipeline/pipelines.h"
 #include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
+#include "trireme/access/parameter_access.h"
 #include "trireme/formats/safetensors.h"
 
 namespace trireme {
@@ -109,14 +111,18 @@ Recipe layout(int stages, int data, int tensor, int zero) {
   return recipe;
 }
 
+std::vector<Recipe> eight_layouts() {
+  return {layout(2, 1, 2, 1), layout(1, 1, 1, 0), layout(2, 2, 2, 3), layout(2, 1, 1, 2),
+          layout(1, 2, 2, 3), layout(2, 1, 2, 0), layout(1, 1, 2, 1), layout(2, 2, 1, 3)};
+}
+
 /// Each layout loads what the one before has saved, and has its bits; the last one's are those of the first.
 TEST(StagesOfSlices, HaveTheBitsOfAnyOtherLayoutsCheckpoint) {
-  const Recipe layouts[] = {layout(2, 1, 2, 1), layout(1, 1, 1, 0), layout(2, 2, 2, 3), layout(2, 1, 1, 2),
-                            layout(1, 2, 2, 3), layout(2, 1, 2, 0), layout(1, 1, 2, 1), layout(2, 2, 1, 3)};
+  const std::vector<Recipe> layouts = eight_layouts();
   const testing::TemporaryFolder folder;
   const auto saved = [&](size_t i) { return folder.path() / str("layout", i); };
   const Outcome first = go_on(layouts[0], {}, saved(0), 2);
-  for (size_t i = 1; i < std::size(layouts); ++i) {
+  for (size_t i = 1; i < layouts.size(); ++i) {
     SCOPED_TRACE(str("layout ", i));
     const Outcome got = go_on(layouts[i], saved(i - 1), saved(i), 0);
     ASSERT_EQ(got.weights.size(), first.weights.size());
@@ -130,9 +136,72 @@ TEST(StagesOfSlices, HaveTheBitsOfAnyOtherLayoutsCheckpoint) {
   }
   // And with their optimizer's states: a step from each is a step from the first.
   const Outcome from_first = go_on(layouts[1], saved(0), folder.path() / "a", 1);
-  const Outcome from_last = go_on(layouts[1], saved(std::size(layouts) - 1), folder.path() / "b", 1);
+  const Outcome from_last = go_on(layouts[1], saved(layouts.size() - 1), folder.path() / "b", 1);
   for (const auto& [name, weight] : from_first.weights)
     EXPECT_TRUE(at::equal(from_last.weights.at(name), weight)) << name;
+}
+
+/// Weights and the optimizer's states by parameter and kind, whole, as they are saved.
+using States = std::map<std::string, at::Tensor>;
+
+/// Those of all stages after `steps` steps from the checkpoint in `from`, if it is named; saved in `to`, if it is
+/// named.
+States states_after(const Recipe& recipe, const std::filesystem::path& from, const std::filesystem::path& to,
+                    int steps) {
+  States states;
+  std::mutex mutex;
+  run_ranks(recipe.data * recipe.stages * recipe.tensor, [&](Rank& rank) {
+    PipelineModule module = pipeline_testing::pipeline_of(recipe);
+    auto engine =
+        trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, rank.size())});
+    if (!from.empty()) engine.load_checkpoint(from);
+    const MicroBatches batches = pipeline_testing::batches_of(engine.group().rank());
+    for (int step = 0; step < steps; ++step) engine.train_batch(batches);
+    if (!to.empty()) engine.save_checkpoint(to);
+    for (const auto& item : engine.module().named_parameters()) {
+      if (!find_managed(item.value())) continue;  // a copy of another stage's
+      States own = {{item.key(), *safe_get_full_fp32_param(item.value())}};
+      for (const char* kind : {"exp_avg", "exp_avg_sq"})
+        own[str(item.key(), ", ", kind)] = *safe_get_full_optimizer_state(item.value(), kind);
+      const std::lock_guard lock(mutex);
+      for (const auto& [name, values] : own) {  // of every rank, also of those that have others' replicas
+        const auto [known, is_new] = states.try_emplace(name, values.clone());
+        EXPECT_TRUE(is_new || at::equal(known->second, values)) << name << " is another on rank " << rank.id();
+      }
+    }
+    engine.destroy();
+  });
+  return states;
+}
+
+/// Eight layouts, each of which trains and saves by itself; what each other layout loads from it has its bits.
+class AnyTwoLayouts : public ::testing::TestWithParam<int> {};
+
+void expect_bits_of_layout(int saver, const std::vector<int>& loaders) {
+  const std::vector<Recipe> layouts = eight_layouts();
+  const testing::TemporaryFolder folder;
+  const States saved = states_after(layouts[saver], {}, folder.path(), 2);
+  EXPECT_EQ(saved.size(), 3 * 13);  // the embedding, and weights and biases of six layers
+  for (const int loader : loaders) {
+    SCOPED_TRACE(str("saved by layout ", saver, ", loaded by ", loader));
+    const States loaded = states_after(layouts[loader], folder.path(), {}, 0);
+    ASSERT_EQ(loaded.size(), saved.size());
+    for (const auto& [name, values] : saved) EXPECT_TRUE(at::equal(loaded.at(name), values)) << name;
+  }
+}
+
+TEST_P(AnyTwoLayouts, HaveTheSameBits) {
+  std::vector<int> others;
+  for (int loader = 0; loader < 8; ++loader)
+    if (loader != GetParam()) others.push_back(loader);
+  expect_bits_of_layout(GetParam(), others);
+}
+INSTANTIATE_TEST_SUITE_P(Slow, AnyTwoLayouts, ::testing::Range(0, 8));
+
+/// Of the 56 pairs, those of the layouts with all three axes and with one rank.
+TEST(TwoLayouts, HaveTheSameBits) {
+  expect_bits_of_layout(2, {1, 7});
+  expect_bits_of_layout(1, {2});
 }
 
 /// Ranks that share layers and got other samples have other losses.
