@@ -246,7 +246,7 @@ FileSystem& posix_file_system() {
 
 void write_file_atomically(FileSystem& files, const Path& path, std::string_view contents) {
   NewFile file(files, path);
-  file.write(contents.data(), contents.size());
+  file.write(contents);
   file.commit();
 }
 

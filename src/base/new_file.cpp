@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 
 namespace trireme {
 
@@ -36,6 +37,34 @@ void NewFile::commit() {
   files_.rename(temporary_, path_);
   committed_ = true;
   files_.sync_directory(path_.has_parent_path() ? path_.parent_path() : std::filesystem::path("."));
+}
+
+void NewFiles::add(const std::filesystem::path& path, std::string_view text) {
+  NewFile& file = add(path);
+  file.write(text);
+  file.finish();
+}
+
+void NewFiles::commit() {
+  for (NewFile& file : new_files_) file.finish();
+  try {
+    for (NewFile& file : new_files_) file.commit();
+  } catch (...) {
+    for (auto file = new_files_.rbegin(); file != new_files_.rend(); ++file) {
+      try {
+        if (file->committed_) files_.remove_all(file->path_);
+      } catch (const IoError& error) {
+        log(LogLevel::kWarning, str("removing an incomplete output: ", error.what()));
+      }
+    }
+    throw;
+  }
+}
+
+std::vector<std::filesystem::path> NewFiles::paths() const {
+  std::vector<std::filesystem::path> paths;
+  for (const NewFile& file : new_files_) paths.push_back(file.path_);
+  return paths;
 }
 
 }  // namespace trireme

@@ -119,11 +119,8 @@ const LayoutWriter& writer_for(const ConvertFlags& flags) {
 /// A line that is written over, where somebody looks.
 std::function<void(int64_t, int64_t)> progress_line() {
   if (::isatty(STDERR_FILENO) == 0) return {};
-  using Clock = std::chrono::steady_clock;
-  return [last = Clock::time_point{}](int64_t done, int64_t total) mutable {
+  return [](int64_t done, int64_t total) {
     constexpr double kMib = 1 << 20;
-    if (done < total && Clock::now() - last < std::chrono::milliseconds(200)) return;
-    last = Clock::now();
     std::fprintf(stderr, "\r%.0f of %.0f MiB%s", static_cast<double>(done) / kMib, static_cast<double>(total) / kMib,
                  done < total ? "" : "\n");
   };

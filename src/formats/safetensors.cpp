@@ -127,7 +127,7 @@ void write_safetensors(const Path& path, const std::vector<std::pair<std::string
   const std::string header = dump_safetensors_header(entries, all_metadata, path.string());
 
   NewFile file(posix_file_system(), path);
-  file.write(header.data(), header.size());
+  file.write(header);
   for (const auto& [name, tensor] : sorted) {
     const auto host = tensor.cpu().contiguous();
     file.write(host.const_data_ptr(), host.nbytes());

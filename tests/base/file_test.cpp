@@ -1,4 +1,5 @@
 #include "trireme/base/file.h"
+#include "trireme/base/new_file.h"
 
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -183,6 +184,26 @@ TEST_F(File, AtomicWriteOnAFullDiskKeepsTheOldContents) {
             std::string::npos);
   EXPECT_EQ(files_.read(folder_ / "a"), "old");
   EXPECT_EQ(files_.list(folder_.path()), (std::vector<std::string>{"a"}));
+}
+
+TEST_F(File, NewFilesAppearTogetherOrNotAtAll) {
+  for (int fail_at = 0;; ++fail_at) {
+    testing::FaultyFiles faulty(fail_at, testing::FaultyFiles::Then::kRecover);
+    const auto write_both = [&] {
+      NewFiles new_files(faulty);
+      new_files.add(folder_ / "a").write("first");
+      new_files.add(folder_ / "b", "second");
+      new_files.commit();
+    };
+    if (fail_at == 12) {  // two of each: create, write, sync, close, rename, sync of the folder
+      write_both();
+      break;
+    }
+    EXPECT_NE(error_of(write_both).find("No space left on device"), std::string::npos) << fail_at;
+    EXPECT_EQ(files_.list(folder_.path()), std::vector<std::string>()) << fail_at;
+  }
+  EXPECT_EQ(files_.read(folder_ / "a") + files_.read(folder_ / "b"), "firstsecond");
+  EXPECT_EQ(files_.list(folder_.path()), (std::vector<std::string>{"a", "b"}));
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ class FileSystem;
 /// Options of write_torch_distributed().
 struct TorchDistributedOptions {
   FileSystem* files = nullptr;                                                 ///< of the output; nullptr: POSIX files
-  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};  ///< after each block
+  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};  ///< several times per second of work
 };
 
 /// The folder that was written.

@@ -2,15 +2,16 @@
 #include "trireme/checkpoint/consolidate.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/isinf.h>
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/export/convert.h"
 #include "checkpoint/export/export_format.h"
 #include "checkpoint/export/model_files.h"
 #include "checkpoint/export/weights_plan.h"
@@ -26,8 +27,6 @@ namespace trireme {
 namespace {
 
 using Path = std::filesystem::path;
-
-constexpr int64_t kPieceBytes = 4 << 20;
 
 /// The base of a sharded model's names: "model" and ".safetensors".
 struct BaseName {
@@ -101,8 +100,10 @@ class Consolidation {
         files_(options.files ? *options.files : posix_file_system()),
         base_(options.file_name),
         plan_(plan_weights(source, {options.dtype, options.exclude_frozen_parameters})),
-        reader_(source) {
+        reader_(source),
+        new_files_(files_) {
     for (const PlannedWeight& weight : plan_.weights) total_bytes_ += weight.bytes();
+    progress_.emplace(options.progress, total_bytes_);
   }
 
   ConsolidatedWeights run() {
@@ -117,15 +118,12 @@ class Consolidation {
     const auto shards = spread_over_files(plan_.weights, options_.max_shard_bytes);
     for (size_t i = 0; i < shards.size(); ++i) write_shard_file(base_.shard(i, shards.size()), shards[i]);
     if (shards.size() > 1) write_index(shards);
-    for (const ModelFile& file : companions) write_text(file.name, file.text);
-    commit();
+    for (const ModelFile& file : companions) new_files_.add(folder_ / file.name, file.text);
+    new_files_.commit();
+    const std::vector<Path> paths = new_files_.paths();
     for (const std::string& name : former)
-      if (std::find(names_.begin(), names_.end(), name) == names_.end()) files_.remove_all(folder_ / name);
-
-    ConsolidatedWeights result{
-        .files = {}, .tensors = static_cast<int64_t>(plan_.weights.size()), .bytes = total_bytes_};
-    for (const std::string& name : names_) result.files.push_back(folder_ / name);
-    return result;
+      if (std::find(paths.begin(), paths.end(), folder_ / name) == paths.end()) files_.remove_all(folder_ / name);
+    return {.files = paths, .tensors = static_cast<int64_t>(plan_.weights.size()), .bytes = total_bytes_};
   }
 
  private:
@@ -196,55 +194,38 @@ class Consolidation {
       for (const ExportedTensor& tensor : ordered)
         if (tensor.name == target) aliases.aliases.emplace(alias, target);
 
-    NewFile& file = add_file(name);
+    NewFile& file = new_files_.add(folder_ / name);
     const auto writer = make_export_writer(file, folder_ / name, ordered, aliases);
     for (const size_t i : order) write_weight(*writer, plan_.weights[indices[i]]);
     writer->finish();
     file.finish();
   }
 
-  NewFile& add_file(const std::string& name) {
-    names_.push_back(name);
-    return *new_files_.emplace_back(std::make_unique<NewFile>(files_, folder_ / name));
-  }
-
   void write_weight(ExportWriter& writer, const PlannedWeight& weight) {
-    const at::ScalarType saved_dtype = source_.manifest.tensors[weight.tensor].dtype;
-    const int64_t most = std::max<int64_t>(1, kPieceBytes / static_cast<int64_t>(c10::elementSize(saved_dtype)));
     at::Tensor whole;
     if (!writer.takes_pieces()) whole = whole_.take(weight.numel, weight.dtype);
-    for (int64_t begin = 0; begin < weight.numel; begin += most) {
-      const int64_t numel = std::min(most, weight.numel - begin);
-      const at::Tensor piece = read_piece(weight, begin, numel);
+    reader_.read(weight.tensor, 0, weight.numel, [&](const PieceReader::Piece& piece) {
+      const at::Tensor values = converted(weight, piece);
       if (whole.defined())
-        whole.narrow(0, begin, numel).copy_(piece);
+        whole.narrow(0, piece.begin, piece.numel).copy_(values);
       else
-        writer.append(piece);
-      report_progress(numel * static_cast<int64_t>(c10::elementSize(weight.dtype)));
-    }
+        writer.append(values);
+      progress_->add(static_cast<int64_t>(values.nbytes()));
+    });
     if (whole.defined()) writer.append(whole);
   }
 
-  at::Tensor read_piece(const PlannedWeight& weight, int64_t begin, int64_t numel) {
+  /// The piece's values in the dtype of the output.
+  at::Tensor converted(const PlannedWeight& weight, const PieceReader::Piece& piece) {
     const SavedTensor& saved = source_.manifest.tensors[weight.tensor];
-    const at::Tensor piece = piece_.take(numel, saved.dtype);
-    reader_.read(weight.tensor, begin, numel, static_cast<std::byte*>(piece.data_ptr()));
-    if (weight.dtype == saved.dtype) return piece;
-    const at::Tensor converted = converted_.take(numel, weight.dtype).copy_(piece);
-    if (weight.dtype == at::kHalf &&
-        at::isinf(converted).sum().item<int64_t>() != at::isinf(piece).sum().item<int64_t>())
-      throw CheckpointError(str(source_.folder.string(), ": tensor \"", saved.name, "\", elements [", begin, ", ",
-                                begin + numel, "): a value is beyond fp16's largest, 65504; use bf16 or fp32"));
-    return converted;
-  }
-
-  void report_progress(int64_t bytes) {
-    done_bytes_ += bytes;
-    const auto now = std::chrono::steady_clock::now();
-    if (!options_.progress || (done_bytes_ < total_bytes_ && now - last_report_ < std::chrono::milliseconds(100)))
-      return;
-    last_report_ = now;
-    options_.progress(done_bytes_, total_bytes_);
+    const at::Tensor values = at::from_blob(piece.bytes.data(), {piece.numel}, at::TensorOptions(saved.dtype));
+    if (weight.dtype == saved.dtype) return values;
+    const at::Tensor result = converted_.take(piece.numel, weight.dtype).copy_(values);
+    if (weight.dtype == at::kHalf && at::isinf(result).sum().item<int64_t>() != at::isinf(values).sum().item<int64_t>())
+      throw CheckpointError(str(source_.folder.string(), ": tensor \"", saved.name, "\", elements [", piece.begin, ", ",
+                                piece.begin + piece.numel,
+                                "): a value is beyond fp16's largest, 65504; use bf16 or fp32"));
+    return result;
   }
 
   void write_index(const std::vector<std::vector<size_t>>& shards) {
@@ -252,32 +233,7 @@ class Consolidation {
     for (size_t i = 0; i < shards.size(); ++i)
       for (const size_t weight : shards[i]) file_of[plan_.weights[weight].name] = base_.shard(i, shards.size());
     const Json index = {{"metadata", {{"total_size", total_bytes_}}}, {"weight_map", file_of}};
-    write_text(base_.index(), index.dump(2) + "\n");
-  }
-
-  void write_text(const std::string& name, const std::string& text) {
-    NewFile& file = add_file(name);
-    file.write(text.data(), text.size());
-    file.finish();
-  }
-
-  /// Only renames are left to fail; then what was renamed goes again.
-  void commit() {
-    try {
-      for (const auto& file : new_files_) file->commit();
-    } catch (...) {
-      for (size_t i = 0; i < new_files_.size(); ++i)
-        if (new_files_[i]->is_in_place()) remove_quietly(folder_ / names_[i]);
-      throw;
-    }
-  }
-
-  void remove_quietly(const Path& path) noexcept {
-    try {
-      files_.remove_all(path);
-    } catch (const std::exception& error) {
-      log(LogLevel::kWarning, str("removing an incomplete output: ", error.what()));
-    }
+    new_files_.add(folder_ / base_.index(), index.dump(2) + "\n");
   }
 
   const CheckpointSource& source_;
@@ -286,13 +242,11 @@ class Consolidation {
   FileSystem& files_;
   const BaseName base_;
   const WeightsPlan plan_;
-  TensorReader reader_;
-  Scratch whole_, piece_, converted_;
-  std::vector<std::string> names_;                   ///< of the output's files
-  std::vector<std::unique_ptr<NewFile>> new_files_;  ///< the same, not under their names yet
+  PieceReader reader_;
+  Scratch whole_, converted_;
+  NewFiles new_files_;
   int64_t total_bytes_ = 0;
-  int64_t done_bytes_ = 0;
-  std::chrono::steady_clock::time_point last_report_{};
+  std::optional<ByteProgress> progress_;
 };
 
 }  // namespace

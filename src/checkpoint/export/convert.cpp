@@ -43,17 +43,17 @@ SavePlan plan_copy(const Manifest& manifest) {
 }
 
 void write_copied_shard(FileSystem& files, const std::filesystem::path& path, SavePlan& plan, size_t shard,
-                        BlockReader& reader) {
+                        PieceReader& reader) {
   const auto file = files.create(path);
   const std::string& header = plan.shards[shard].header;
   file->write(header.data(), header.size());
   for (const ShardSlice& place : plan.shards[shard].slices) {
     SavedSlice& slice = plan.manifest.tensors[place.tensor].slices[place.slice];
-    reader.read(place.source, slice.begin, slice.numel, [&](std::span<const std::byte> block) {
-      for (size_t begin = 0; begin < block.size(); begin += kChecksumBlockBytes)
+    reader.read(place.source, slice.begin, slice.numel, [&](const PieceReader::Piece& piece) {
+      for (size_t begin = 0; begin < piece.bytes.size(); begin += kChecksumBlockBytes)
         slice.checksums.push_back(
-            checksum_of(&block[begin], std::min<size_t>(kChecksumBlockBytes, block.size() - begin)));
-      file->write(block.data(), block.size());
+            checksum_of(&piece.bytes[begin], std::min<size_t>(kChecksumBlockBytes, piece.bytes.size() - begin)));
+      file->write(piece.bytes.data(), piece.bytes.size());
     });
   }
   file->sync();
@@ -62,24 +62,26 @@ void write_copied_shard(FileSystem& files, const std::filesystem::path& path, Sa
 
 }  // namespace
 
-BlockReader::BlockReader(const CheckpointSource& source, const ConvertOptions& options, int64_t total_bytes)
-    : source_(source), options_(options), total_(total_bytes), reader_(source), block_(kConvertBlockBytes) {}
-
-void BlockReader::read(size_t tensor, int64_t begin, int64_t numel,
-                       const std::function<void(std::span<const std::byte>)>& take) {
-  const auto itemsize = static_cast<int64_t>(c10::elementSize(source_.manifest.tensors[tensor].dtype));
-  const int64_t block_numel = kConvertBlockBytes / itemsize;
-  for (int64_t next = 0; next < numel; next += block_numel) {
-    const int64_t count = std::min(block_numel, numel - next);
-    reader_.read(tensor, begin + next, count, block_.data());
-    take({block_.data(), static_cast<size_t>(count * itemsize)});
-    done_ += count * itemsize;
-    if (options_.progress) options_.progress(done_, total_);
-  }
+void ByteProgress::add(int64_t bytes) {
+  done_ += bytes;
+  const Clock::time_point now = Clock::now();
+  if (!tell_ || (done_ < total_ && now - last_ < std::chrono::milliseconds(100))) return;
+  last_ = now;
+  tell_(told_ = done_, total_);
 }
 
-void BlockReader::finish() {
-  if (options_.progress) options_.progress(total_, total_);
+void ByteProgress::finish() {
+  if (tell_ && told_ != total_) tell_(told_ = total_, total_);
+}
+
+void PieceReader::read(size_t tensor, int64_t begin, int64_t numel, const std::function<void(const Piece&)>& take) {
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(source_.manifest.tensors[tensor].dtype));
+  for (const int64_t end = begin + numel; begin < end; begin += kPieceBytes / itemsize) {
+    const int64_t count = std::min(kPieceBytes / itemsize, end - begin);
+    reader_.read(tensor, begin, count, bytes_.data());
+    take({begin, count, {bytes_.data(), static_cast<size_t>(count * itemsize)}});
+    if (progress_) progress_->add(count * itemsize);
+  }
 }
 
 std::string tag_of_copy(const CheckpointSource& source, const ConvertOptions& options) {
@@ -98,7 +100,8 @@ SavedCheckpoint write_trireme_checkpoint(const CheckpointSource& source, const s
   for (const SavedFile& file : plan.manifest.files) saved.tensor_bytes += file.bytes - file.header_bytes;
 
   SaveTransaction transaction(files, directory, tag, {.existing = ExistingTag::kRefuse});
-  BlockReader reader(source, options, saved.tensor_bytes);
+  ByteProgress progress(options.progress, saved.tensor_bytes);
+  PieceReader reader(source, &progress);
   for (size_t shard = 0; shard < plan.shards.size(); ++shard)
     write_copied_shard(files, transaction.temporary() / plan.manifest.files[shard].name, plan, shard, reader);
   plan.manifest.software = Json{{"trireme", kVersion},
@@ -110,7 +113,7 @@ SavedCheckpoint write_trireme_checkpoint(const CheckpointSource& source, const s
   plan.manifest.rank_values = source.manifest.rank_values;
   plan.manifest.topology = source.manifest.topology;
   transaction.commit(dump_manifest(plan.manifest));
-  reader.finish();
+  progress.finish();
   saved.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return saved;
 }

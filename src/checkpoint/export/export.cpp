@@ -27,9 +27,7 @@ Format format_of(const std::filesystem::path& file) {
 
 class SafetensorsWriter final : public ExportWriter {
  public:
-  SafetensorsWriter(NewFile& file, const std::string& header) : file_(file) {
-    file.write(header.data(), header.size());
-  }
+  SafetensorsWriter(NewFile& file, const std::string& header) : file_(file) { file.write(header); }
   void append(const at::Tensor& tensor) override { file_.write(tensor.const_data_ptr(), tensor.nbytes()); }
   bool takes_pieces() const override { return true; }
   void finish() override {}

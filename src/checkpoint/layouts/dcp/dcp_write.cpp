@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/export/convert.h"
 #include "checkpoint/export/weights_plan.h"
 #include "checkpoint/layouts/dcp/metadata.h"
 #include "trireme/base/error.h"
@@ -105,19 +106,17 @@ class DcpWriting {
       throw CheckpointError(str(folder_.string(), ": a checkpoint is there already; give another folder"));
     plan_tensors();
     files_.create_directories(folder_);
-    NewFile data(files_, folder_ / kDataName);
-    file_ = &data;
-    for (size_t i = 0; i < tensors_.size(); ++i) write_tensor(tensors_[i], entries_[i]);
+    ByteProgress progress(options_.progress, total_bytes_);
+    NewFiles new_files(files_);
+    file_ = &new_files.add(folder_ / kDataName);
+    for (size_t i = 0; i < tensors_.size(); ++i) write_tensor(tensors_[i], entries_[i], progress);
     add_aliases();
     write_optimizer_numbers();
     write_object({dcp::kValuesName}, Json(to_text(values_)));
     write_object({dcp::kRoundedName}, Json(rounded_weights().dump()));
-    data.finish();
-    NewFile metadata(files_, folder_ / dcp::kMetadataName);
-    const std::string text = metadata_pickle();
-    metadata.write(text.data(), text.size());
-    metadata.finish();
-    commit(data, metadata);
+    file_->finish();
+    new_files.add(folder_ / dcp::kMetadataName, metadata_pickle());
+    new_files.commit();
     return {.path = folder_, .tensor_bytes = total_bytes_};
   }
 
@@ -162,7 +161,7 @@ class DcpWriting {
   }
 
   /// Blocks of whole rows, so that none needs more memory than a few of them.
-  void write_tensor(size_t tensor, StoredEntry& entry) {
+  void write_tensor(size_t tensor, StoredEntry& entry, ByteProgress& progress) {
     const auto itemsize = static_cast<int64_t>(c10::elementSize(entry.dtype));
     const int64_t numel = checked_numel(entry.shape, entry.key);
     const int64_t rows = entry.shape.empty() ? 1 : entry.shape[0];
@@ -180,8 +179,7 @@ class DcpWriting {
       if (!buffer_.empty()) reader_.read(tensor, row * row_numel, count * row_numel, buffer_.data());
       write_block(entry.dtype, block);
       entry.items.push_back(std::move(block));
-      done_bytes_ += static_cast<int64_t>(buffer_.size());
-      if (options_.progress) options_.progress(done_bytes_, total_bytes_);
+      progress.add(static_cast<int64_t>(buffer_.size()));
     }
   }
 
@@ -293,21 +291,6 @@ class DcpWriting {
     return pickle::dump(document);
   }
 
-  void commit(NewFile& data, NewFile& metadata) {
-    try {
-      data.commit();
-      metadata.commit();
-    } catch (...) {  // neither was there before
-      for (const char* name : {dcp::kMetadataName, kDataName}) {
-        try {
-          files_.remove_all(folder_ / name);
-        } catch (const IoError&) {  // the error that brought us here says what is wrong
-        }
-      }
-      throw;
-    }
-  }
-
   const CheckpointSource& source_;
   const Path folder_;
   const TorchDistributedOptions& options_;
@@ -323,7 +306,6 @@ class DcpWriting {
   NewFile* file_ = nullptr;
   int64_t written_ = 0;
   int64_t total_bytes_ = 0;
-  int64_t done_bytes_ = 0;
 };
 
 }  // namespace

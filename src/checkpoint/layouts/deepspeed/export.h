@@ -71,7 +71,7 @@ std::vector<PaddedRange> part_of_rank(const ExportPlan& plan, const FlatParamete
 /// An archive that is filled from a source, tensor by tensor.
 class ArchiveFile {
  public:
-  ArchiveFile(FileSystem& files, const std::filesystem::path& path, BlockReader& reader);
+  ArchiveFile(FileSystem& files, const std::filesystem::path& path, PieceReader& reader);
 
   pickle::Document& document() { return document_; }
   /// Writes the ranges as one storage and returns the tensor of it.
@@ -87,7 +87,7 @@ class ArchiveFile {
 
   FileSystem& files_;
   const std::filesystem::path path_;
-  BlockReader& reader_;
+  PieceReader& reader_;
   std::unique_ptr<WritableFile> file_;
   pickle::Document document_;
   int storages_ = 0;

@@ -57,7 +57,7 @@ class Spool {
 
 }  // namespace
 
-ArchiveFile::ArchiveFile(FileSystem& files, const std::filesystem::path& path, BlockReader& reader)
+ArchiveFile::ArchiveFile(FileSystem& files, const std::filesystem::path& path, PieceReader& reader)
     : files_(files),
       path_(path),
       reader_(reader),
@@ -79,7 +79,7 @@ pickle::Value* ArchiveFile::tensor(const std::vector<PaddedRange>& ranges, at::S
   Spool spool(files_, path_.string() + ".part", numel * itemsize);
   for (const PaddedRange& range : ranges) {
     reader_.read(range.tensor, range.begin, range.numel,
-                 [&](std::span<const std::byte> block) { spool.append(block); });
+                 [&](const PieceReader::Piece& piece) { spool.append(piece.bytes); });
     spool.append_zeros(range.zeros * itemsize);
   }
   return add(spool.data(), numel * itemsize, dtype, std::move(shape));
@@ -145,7 +145,8 @@ SavedCheckpoint write_deepspeed_checkpoint(const CheckpointSource& source, const
   const deepspeed::ExportPlan plan = deepspeed::plan_export(source, layout);
   SavedCheckpoint saved{.path = directory / tag_of_copy(source, options), .tensor_bytes = plan.tensor_bytes};
   deepspeed::NewFolder folder(files, saved.path);
-  BlockReader reader(source, options, plan.tensor_bytes);
+  ByteProgress progress(options.progress, plan.tensor_bytes);
+  PieceReader reader(source, &progress);
   for (int rank = 0; rank < plan.ranks; ++rank) {
     const std::string owner = str("zero_pp_rank_", rank, "_mp_rank_00_");
     if (rank == 0 || plan.stage == 3) {
@@ -159,7 +160,7 @@ SavedCheckpoint write_deepspeed_checkpoint(const CheckpointSource& source, const
   }
   folder.commit();
   write_file_atomically(files, directory / "latest", saved.path.filename().string());
-  reader.finish();
+  progress.finish();
   saved.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return saved;
 }
