@@ -1,5 +1,8 @@
 // Schedules of pipeline parallelism and partitions of layers, as values.
+#include <tuple>
+
 #include "python/bindings.h"
+#include "trireme/pipeline/layer_profile.h"
 #include "trireme/schedule/check.h"
 #include "trireme/schedule/partition.h"
 #include "trireme/schedule/schedule.h"
@@ -115,10 +118,22 @@ void bind_pipeline(py::module_& module) {
              py::arg("buffers"));
   module.def("partition_uniform", &pipeline::partition_uniform, py::arg("layers"), py::arg("stages"));
   module.def("partition_balanced", &pipeline::partition_balanced, py::arg("weights"), py::arg("stages"));
-  module.def("partition_within", &pipeline::partition_within, py::arg("weights"), py::arg("stages"), py::arg("bytes"),
-             py::arg("limit_bytes"));
   module.def("partition_by_type", &pipeline::partition_by_type, py::arg("classes"), py::arg("regex"),
              py::arg("stages"));
+  module.def(
+      "partition_profiled",
+      [](const std::vector<std::tuple<double, int64_t, int64_t>>& profiles, int stages, int chunks,
+         int64_t memory_limit) {
+        std::vector<LayerProfile> layers;
+        for (const auto& [seconds, parameter_bytes, activation_bytes] : profiles)
+          layers.push_back({seconds, parameter_bytes, activation_bytes});
+        PipelineModuleOptions options;
+        options.stages = stages;
+        options.chunks = chunks;
+        options.memory_limit = memory_limit;
+        return partition_profiled(layers, options);
+      },
+      py::arg("profiles"), py::arg("stages"), py::arg("chunks"), py::arg("memory_limit"));
 }
 
 }  // namespace trireme::python

@@ -344,19 +344,14 @@ class PipelineModule(nn.Module):
         *measured, (limit, _, _) = told.tolist()
         if limit < 0:
             raise failure
-        self.layer_profiles = [LayerProfile(seconds, int(parameters), int(activations)) for seconds, parameters, activations in measured]
-        return core.partition_within([round(each.seconds * 1e9) for each in self.layer_profiles], self.num_stages * self.chunks,
-                                     [self._bytes_of_layer(each) for each in self.layer_profiles], int(limit) // self.chunks)
+        profiles = [(seconds, int(parameters), int(activations)) for seconds, parameters, activations in measured]
+        self.layer_profiles = [LayerProfile(*each) for each in profiles]
+        return core.partition_profiled(profiles, self.num_stages, self.chunks, int(limit))
 
     @staticmethod
     def _bytes_of_a_rank():
         total = get_accelerator().total_memory()
         return total if get_accelerator().device_name() != "cpu" else total // comm.world().local_size
-
-    def _bytes_of_layer(self, profile):
-        """With gradients and two states of an optimizer, and the activations of as many micro-batches as 1F1B's first
-        stage keeps."""
-        return 4 * profile.parameter_bytes + self.num_stages * profile.activation_bytes
 
     def _profile(self, layers, inputs):
         """Measures each layer, built for the moment; random numbers are as before."""
