@@ -7,15 +7,11 @@
 #include <c10/core/GradMode.h>
 #include <torch/nn/modules/linear.h>
 
-#include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdio>
-#include <functional>
-#include <memory>
-#include <vector>
 
 #include "benchmarks/flags.h"
+#include "benchmarks/times.h"
 #include "trireme/comm/threads.h"
 #include "trireme/intercept.h"
 #include "trireme/pager/pager.h"
@@ -25,35 +21,9 @@
 namespace {
 
 using namespace trireme;
-using Clock = std::chrono::steady_clock;
-
-template <class Act>
-double ns_per_call(int calls, const Act& act) {
-  const auto start = Clock::now();
-  for (int i = 0; i < calls; ++i) act();
-  return std::chrono::duration<double, std::nano>(Clock::now() - start).count() / calls;
-}
-
-double median_of(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-struct Times {
-  const char* name;
-  std::vector<double> ns;  // one per round
-  double min() const { return *std::min_element(ns.begin(), ns.end()); }
-  double median() const { return median_of(ns); }
-  /// The median of what each round took more than the same round of `other`: rounds differ as the host's speed does.
-  double more_than(const Times& other) const {
-    std::vector<double> differences(ns.size());
-    std::transform(ns.begin(), ns.end(), other.ns.begin(), differences.begin(), std::minus<>());
-    return median_of(std::move(differences));
-  }
-};
-
-void print(const Times& times) { std::printf("  %-52s %9.0f %9.0f\n", times.name, times.min(), times.median()); }
+using benchmarks::ns_per_call;
+using benchmarks::print;
+using benchmarks::Times;
 
 /// A model of one unit under the copy policy, whole after the first touch.
 struct Paged {
