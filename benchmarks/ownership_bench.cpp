@@ -1,5 +1,5 @@
-// What an operator costs where stages own parts of an unmodified model: one whose result is a tensor without memory,
-// one that this stage computes, one that every stage computes.
+// The cost of an operator where stages own parts of an unmodified model: of one whose result is a tensor without
+// memory, one that this stage computes, one that every stage computes.
 //
 // There is no such pass yet. This one has the parts that cost time: a home for each storage, a key of the call, results
 // that are told once and found by the key, tensors without bytes and their nodes of autograd. It exchanges nothing.
@@ -77,14 +77,14 @@ class StubNode final : public torch::autograd::Node {
   }
 };
 
-/// What is told of one tensor among the results.
+/// One tensor among the results, as it is told.
 struct Told {
   std::vector<int64_t> sizes, strides;
   at::ScalarType dtype;
   bool requires_grad;
 };
 
-/// What is told of a call.
+/// The results of a call, as they are told.
 struct ToldCall {
   std::optional<size_t> is_argument;  ///< the result is this tensor among the arguments
   bool is_view = false;               ///< the results share an argument's memory
@@ -178,7 +178,7 @@ Told told_of(const at::Tensor& tensor) {
   return {tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type(), tensor.requires_grad()};
 }
 
-/// What the results on `results` say, for a call with the arguments `arguments`.
+/// The value that is told of a call with `arguments` that had `results`.
 ToldCall told_of(c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
   ToldCall told;
   for (const c10::IValue& result : results) {
@@ -231,7 +231,7 @@ class OwnershipPass final : public Pass {
     return homes_.find(storage);
   }
 
-  /// Of the written argument, else of the first parameter, else of the one that was born last.
+  /// The home of the written argument, else of the first parameter, else of the one that was born last.
   std::optional<Home> home_of(const OperatorCall& call) {
     const Home* found = nullptr;
     bool is_settled = false;
@@ -342,7 +342,9 @@ struct Layer {
     const at::Tensor variance = wide.pow(2).mean(-1, /*keepdim=*/true);
     return weight * (wide * (variance + 1e-6).rsqrt()).to(x.scalar_type());
   }
-  static at::Tensor heads(const at::Tensor& x) { return x.view({kBatch, kTokens, -1, kWidth / kHeads}).transpose(1, 2); }
+  static at::Tensor heads(const at::Tensor& x) {
+    return x.view({kBatch, kTokens, -1, kWidth / kHeads}).transpose(1, 2);
+  }
   static at::Tensor rotated(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
     const int64_t half = kWidth / kHeads / 2;
     return x * cos + at::cat({-x.slice(3, half), x.slice(3, 0, half)}, -1) * sin;
@@ -362,8 +364,10 @@ struct Layer {
 };
 
 constexpr const char* kAbout =
-    "what an operator costs, in ns, where stages own parts of a model: remote (its result is a tensor without memory),\n"
-    "own (this stage computes it) and replicated (every stage does). Operators are those of a small layer of Llama, in\n"
+    "what an operator costs, in ns, where stages own parts of a model: remote (its result is a tensor without "
+    "memory),\n"
+    "own (this stage computes it) and replicated (every stage does). Operators are those of a small layer of Llama, "
+    "in\n"
     "C++ on one thread; what Python's call of an operator costs is not in it. Sizes of remote results are found by a\n"
     "key of the call, or told by meta kernels each time. Variants take turns in one run; min and median of the rounds.";
 
@@ -372,10 +376,10 @@ constexpr const char* kAbout =
 int main(int argc, char** argv) {
   bool smoke = false;
   benchmarks::Flags("ownership_bench", kAbout)
-      .on("--smoke", smoke, "2 rounds of 2 layers in place of 60 of 100: does it work?")
+      .on("--smoke", smoke, "2 rounds of 2 layers in place of 600 of 10: does it work?")
       .parse(argc, argv);
-  const int rounds = smoke ? 2 : 60;
-  const int calls = smoke ? 2 : 100;
+  const int rounds = smoke ? 2 : 600;
+  const int calls = smoke ? 2 : 10;  // short rounds: a busy host interrupts few of them
   at::set_num_threads(1);
 
   OwnershipPass pass;
@@ -449,7 +453,8 @@ int main(int argc, char** argv) {
 
   std::printf("ns per operator of a layer of %ld operators, one thread, %d rounds of %d  min    median\n",
               static_cast<long>(operators), rounds, calls);
-  for (const Times* times : {&none, &replicated, &owns, &told, &meta, &none_grad, &owns_grad, &told_grad}) print(*times);
+  for (const Times* times : {&none, &replicated, &owns, &told, &meta, &none_grad, &owns_grad, &told_grad})
+    print(*times);
   std::printf("parts\n");
   for (const Times* times : {&shadow, &shadow_stub, &entry}) print(*times);
   std::printf("a replicated operator costs %.0f ns more, an own one %.0f (with gradients %.0f); limit 300\n",

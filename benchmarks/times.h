@@ -38,8 +38,6 @@ struct Times {
   }
 };
 
-inline void print(const Times& times) {
-  std::printf("  %-52s %9.0f %9.0f\n", times.name, times.min(), times.median());
-}
+inline void print(const Times& times) { std::printf("  %-52s %9.0f %9.0f\n", times.name, times.min(), times.median()); }
 
 }  // namespace benchmarks
