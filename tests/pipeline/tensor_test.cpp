@@ -24,7 +24,9 @@ using pipeline_testing::Recipe;
 using pipeline_testing::train_in_stages;
 using pipeline_testing::train_whole;
 
-void expect_parity(const Recipe& recipe, double tolerance = 1e-5) {
+/// Losses and weights relative to their own and to their norm: of AdamW 7.9e-8 and 1.1e-7 are reached, of SGD 1.1e-7
+/// and 6.3e-8, so that Adam's division makes nothing greater here.
+void expect_parity(const Recipe& recipe, double tolerance = 2.5e-7) {
   const Outcome expected = train_whole(recipe), got = train_in_stages(recipe);
   // Each rank has slices of all but the biases of layers that are cut by inputs.
   if (recipe.tensor > 1) {
@@ -245,6 +247,34 @@ TEST(StagesOfSlices, OfWhichOneFailsEndOnEveryRank) {
     ++ended;
   });
   EXPECT_EQ(ended, 4);
+}
+
+/// A gradient that one slice of the last stage has otherwise ends the step on the first stage, too.
+TEST(StagesOfSlices, OfWhichOneHasAnotherGradientEndOnEveryRank) {
+  std::mutex mutex;
+  std::vector<std::string> told;
+  run_ranks(4, [&](Rank& rank) {
+    Recipe recipe = cut_stages(1, 1);
+    recipe.change_layers = [&](std::vector<LayerSpec> layers) {
+      if (rank.id() != 3) return layers;
+      layers[6].make = [make = layers[6].make] {
+        const auto module = make();
+        dynamic_cast<torch::nn::LinearImpl&>(*module).bias.register_hook([](const at::Tensor& own) { return own * 2; });
+        return module;
+      };
+      return layers;
+    };
+    PipelineModule module = pipeline_testing::pipeline_of(recipe);
+    auto engine = trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, 4)});
+    const std::string error = testing::error_of([&] { engine.train_batch(pipeline_testing::batches_of(0)); });
+    const std::lock_guard lock(mutex);
+    told.push_back(error);
+  });
+  const auto count = [&](const char* words) {
+    return std::ranges::count_if(told, [=](const std::string& text) { return text.find(words) != std::string::npos; });
+  };
+  EXPECT_EQ(count("have the same elements of \"6.bias\" and other gradients of them"), 2) << told[0] << told[3];
+  EXPECT_EQ(count("gradients are wrong, as other ranks of the model say"), 2) << told[0] << told[3];
 }
 
 /// Two stages, each of two replicas of two shards, with and without slices.
