@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <utility>
-#include <variant>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/config/config.h"
 #include "trireme/device/stream.h"
+#include "trireme/optim/options.h"
 
 namespace trireme {
 
@@ -17,35 +17,7 @@ namespace {
 
 constexpr std::array kOffloadable{"optim_states", "hp_params", "lp_params", "lp_grads", "contiguous_grad_buffer"};
 
-Config resolved_config(const InitializeOptions& options, int world_size) {
-  if (std::holds_alternative<std::monostate>(options.config)) return default_config(world_size, options.degrees);
-  if (const auto* path = std::get_if<std::filesystem::path>(&options.config))
-    return read_config(*path, world_size, options.degrees);
-  // A Config is refused for the same reasons as a file.
-  Config config = std::get<Config>(options.config);
-  const Config resolved = config_from_json(to_json(config), world_size, config.degrees, "<string>");
-  config.degrees = resolved.degrees;
-  config.tensor.autotp_size = resolved.tensor.autotp_size;
-  return config;
-}
-
 }  // namespace
-
-TrainingOptions resolve(const InitializeOptions& options, int world_size) {
-  return {.config = resolved_config(options, world_size),
-          .parameter_groups = options.parameter_groups,
-          .client_optimizer = options.client_optimizer,
-          .output = options.output,
-          .present_buffers = options.present_buffers,
-          .unmanaged = options.unmanaged,
-          .copies = options.copies,
-          .aliases = options.aliases,
-          .partition_model = options.partition_model,
-          .tp_plan = options.tp_plan,
-          .own_slices = options.own_slices,
-          .takes_sizes_from_inputs = options.takes_sizes_from_inputs,
-          .knows_micro_batch = !std::holds_alternative<std::monostate>(options.config)};
-}
 
 SequenceInputs EngineBase::cut(const SequenceInputs& whole) {
   training_.condition().require_alive("cut");

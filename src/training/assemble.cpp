@@ -1,4 +1,5 @@
 // How a Training is put together: first all that can be refused, then what changes the module.
+#include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
 
@@ -43,11 +44,11 @@ std::vector<ParameterSpec> specs_of(const ModuleTensors& tensors, const Precisio
   return specs;
 }
 
-OptimizerChoice choice_of(const TrainingOptions& options) {
-  return {.optimizer = options.config.optimizer,
+OptimizerChoice choice_of(const Config& config, const TrainingOptions& options) {
+  return {.optimizer = config.optimizer,
           .parameter_groups = options.parameter_groups,
           .client = options.client_optimizer,
-          .schedule = options.config.scheduler.value_or(LrScheduleOptions{})};
+          .schedule = config.scheduler.value_or(LrScheduleOptions{})};
 }
 
 std::function<PresentBuffers()> list_of_buffers(const torch::nn::Module& module, const TrainingOptions& options) {
@@ -64,12 +65,6 @@ TrainStepOptions step_options(const Config& config) {
           .steps_per_print = config.steps_per_print,
           .may_fail_alone = config.disk.is_on() || config.pager.disk.is_on(),
           .precision = config.precision};
-}
-
-void check_degree(const Config& config) {
-  if (config.tensor.autotp_size > 1 && config.tensor.autotp_size != config.degrees.tensor)
-    throw ConfigError(str("tensor_parallel.autotp_size=", config.tensor.autotp_size,
-                          ", and degrees.tensor=", config.degrees.tensor, "; let them agree"));
 }
 
 c10::Device device_of(const torch::nn::Module& module) {
@@ -89,20 +84,35 @@ PagerPolicy policy_for(const Config& config, const ParallelPlan& plan, torch::nn
 
 }  // namespace
 
+Config resolved_config(const TrainingOptions& options, int world_size) {
+  if (std::holds_alternative<std::monostate>(options.config)) return default_config(world_size, options.degrees);
+  if (const auto* path = std::get_if<std::filesystem::path>(&options.config))
+    return read_config(*path, world_size, options.degrees);
+  Config config = std::get<Config>(options.config);
+  const Config resolved = config_from_json(to_json(config), world_size, config.degrees, "<string>");
+  config.degrees = resolved.degrees;
+  config.tensor.autotp_size = resolved.tensor.autotp_size;
+  return config;
+}
+
 Training::Training(Group& group, torch::nn::Module& module, const TrainingOptions& options)
-    : Training(groups_of(group, parallel_options(options.config), device_of(module)), module, options) {}
+    : config_(resolved_config(options, group.size())),
+      groups_(groups_of(group, parallel_options(config_), device_of(module))) {
+  assemble(module, options);
+}
 
 Training::Training(const Grid& grid, torch::nn::Module& module, const TrainingOptions& options)
-    : Training(groups_of(grid, parallel_options(options.config), device_of(module)), module, options) {}
+    : config_(resolved_config(options, grid.world().size())),
+      groups_(groups_of(grid, parallel_options(config_), device_of(module))) {
+  assemble(module, options);
+}
 
-Training::Training(TrainingGroups groups, torch::nn::Module& module, const TrainingOptions& options)
-    : config_(options.config), groups_(std::move(groups)) {
+void Training::assemble(torch::nn::Module& module, const TrainingOptions& options) {
   const CallerScope caller("initialize");
   const WithoutInterception own_operators;
   check_precision(config_.precision);
-  const OptimizerChoice choice = choice_of(options);
+  const OptimizerChoice choice = choice_of(config_, options);
   check(choice, groups_.plan, config_.precision, config_.disk, config_.pager.disk);
-  check_degree(config_);
   ModuleTensors tensors = list_tensors(module, config_.precision, options.unmanaged);
   const std::vector<ParameterSpec> specs = specs_of(tensors, config_.precision);
   loaded_bytes_ = bytes_by_dtype(tensors.parameters);
@@ -114,7 +124,7 @@ Training::Training(TrainingGroups groups, torch::nn::Module& module, const Train
   has_program_slices_ = groups_.along(model_axis().name) != nullptr;
   if (groups_.slices != nullptr)
     partition_ =
-        has_program_slices_ ? plan_of_program(groups_, tensors, options) : plan_slices(groups_, tensors, options);
+        has_program_slices_ ? plan_of_program(groups_, tensors, options) : plan_slices(groups_, tensors, config_, options);
   try_client(groups_.model, choice, specs, device_of(module));
   if (!options.output.empty() && groups_.model.rank() == 0) write_resolved(config_, options.output);
 
@@ -123,8 +133,9 @@ Training::Training(TrainingGroups groups, torch::nn::Module& module, const Train
   manage(module, std::move(tensors), options, policy);
   if (!prepared.is_empty()) install(std::move(prepared));
   reserve_save();
+  const bool knows_micro_batch = !std::holds_alternative<std::monostate>(options.config);
   forward_checks_ =
-      std::make_unique<ForwardChecks>(groups_.sums, *pager_, *buffers_, config_.precision, options.knows_micro_batch);
+      std::make_unique<ForwardChecks>(groups_.sums, *pager_, *buffers_, config_.precision, knows_micro_batch);
   if (groups_.model.rank() == 0) log_precision(loaded_bytes_, config_, *pager_, *buffers_, *step_);
 }
 

@@ -44,8 +44,7 @@ StageTensors tensors_of(const ModuleTensors& tensors, const std::map<std::string
   return stage;
 }
 
-TensorParallelOptions rules_of(const TrainingOptions& options, int ranks) {
-  TensorParallelOptions rules = options.config.tensor;
+TensorParallelOptions rules_of(TensorParallelOptions rules, const TrainingOptions& options, int ranks) {
   rules.autotp_size = ranks;
   rules.tp_plan = options.tp_plan;
   return rules;
@@ -100,14 +99,16 @@ bool is_output_head(const PartitionedParameter& planned) {
 
 }  // namespace
 
-PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& tensors, const TrainingOptions& options) {
+PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& tensors, const Config& config,
+                          const TrainingOptions& options) {
   const CallerScope caller("initialize");
   const SubjectScope subject("the tensor_parallel plan");
   const int ranks = groups.slices->size();
   PartitionPlan plan;
   // Rules look at the whole model: at ties, at the order of layers.
   const std::vector<StageTensors> stages = tensors_of_stages(groups.stages, tensors_of(tensors, options.copies));
-  all_or_throw(groups.model, [&] { plan = make_partition_plan(model_of(stages, options), rules_of(options, ranks)); });
+  all_or_throw(groups.model,
+               [&] { plan = make_partition_plan(model_of(stages, options), rules_of(config.tensor, options, ranks)); });
   if (const auto difference = first_different_line(groups.model, [&] { return text_of(plan); }))
     throw ConfigError(str("initialize: the ranks would cut the model differently, first ", difference->text(),
                           "; give every rank the same partition_model and tp_plan"));

@@ -20,7 +20,8 @@ namespace trireme {
 ///
 /// Throws    ConfigError on every rank: as make_partition_plan(); ranks with other facts of the model, or another
 ///           tp_plan.
-PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& tensors, const TrainingOptions& options);
+PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& tensors, const Config& config,
+                          const TrainingOptions& options);
 
 /// The values of the first rank on "tensor" become everybody's, and parameters that `plan` cuts this rank's slices: the
 /// same tensor objects of another shape. One whole parameter at a time. Those that zero::Init has sharded get their

@@ -27,15 +27,15 @@ struct Net : torch::nn::Module {
 };
 
 TrainingOptions options_of(int world) {
-  TrainingOptions options{.config = default_config(world, {.tensor = kTensor})};
-  options.config.pager.stage = 3;
-  options.config.pager.gather = GatherPolicy::kCopy;
-  options.config.pager.live_bytes = 1;
-  options.config.pager.units.merge_below_bytes = 0;
-  options.config.tensor.partition_config =
+  Config config = default_config(world, {.tensor = kTensor});
+  config.pager.stage = 3;
+  config.pager.gather = GatherPolicy::kCopy;
+  config.pager.live_bytes = 1;
+  config.pager.units.merge_below_bytes = 0;
+  config.tensor.partition_config =
       PartitionConfig{.layer_specs = {{.patterns = {R"(in\d+\.weight)"}},
                                       {.patterns = {R"(out\d+\.weight)"}, .type = TensorLayerSpec::Type::kRow}}};
-  return options;
+  return {.config = config};
 }
 
 TEST(Memory, OfSlicesThatInitHasShardedIsNeverMoreThanShardsAndAFewLayers) {

@@ -147,18 +147,17 @@ struct TrainingRun {
 
 inline TrainingOptions options_of(const TrainingRun& run) {
   const Degrees degrees{.tensor = run.tensor};
-  TrainingOptions options{.config = default_config(run.world(), degrees),
-                          .partition_model = run.is_packed ? packed_facts() : llama_facts()};
-  options.config.pager = run.stage.policy;
-  options.config.pager.deterministic = run.is_deterministic;
-  options.config.pager.offload_ratio = run.offload_ratio;
-  options.config.gradient_clipping = run.clipping;
-  options.config.batch.gradient_accumulation_steps = run.accumulation;
-  options.config.batch.train_batch_size = int64_t{run.data} * run.accumulation;
-  options.config.precision.weight_dtype = run.dtype;
-  if (run.dtype == at::kHalf) options.config.precision.loss_scale.loss_scale = 64;
-  options.config.optimizer = run.optimizer;
-  return options;
+  Config config = default_config(run.world(), degrees);
+  config.pager = run.stage.policy;
+  config.pager.deterministic = run.is_deterministic;
+  config.pager.offload_ratio = run.offload_ratio;
+  config.gradient_clipping = run.clipping;
+  config.batch.gradient_accumulation_steps = run.accumulation;
+  config.batch.train_batch_size = int64_t{run.data} * run.accumulation;
+  config.precision.weight_dtype = run.dtype;
+  if (run.dtype == at::kHalf) config.precision.loss_scale.loss_scale = 64;
+  config.optimizer = run.optimizer;
+  return {.config = config, .partition_model = run.is_packed ? packed_facts() : llama_facts()};
 }
 
 /// A backward pass whose gradients are the mean of `samples`', in slices.

@@ -328,7 +328,8 @@ TEST_F(SlicesInFiles, LoadAsWeightsAlone) {
 TEST_F(SlicesInFiles, MayBeSavedInTheBackgroundAndWithoutFrozenParameters) {
   const TrainingRun run{.tensor = 4, .stage = kZeroStages[3], .dtype = at::kBFloat16};
   run_ranks(run.world(), [&](Rank& rank) {
-    Job job(rank, run, 19, [](TrainingOptions& options) { options.config.checkpoint.async_save = true; });
+    Job job(rank, run, 19,
+            [](TrainingOptions& options) { std::get<Config>(options.config).checkpoint.async_save = true; });
     ASSERT_TRUE(job.training().load(folder_.path(), {.tag = "slices"}));
     (void)job.training().save(folder_.path(), {.tag = "background", .exclude_frozen_parameters = true});
     job.step(2);  // while the checkpoint is written
@@ -353,7 +354,7 @@ TEST_F(SlicesInFiles, MayBeSavedInTheBackgroundAndWithoutFrozenParameters) {
 TEST(SlicesOfOptimizers, OfTheProgramsOwnLoadIntoAnyOtherCut) {
   const TemporaryFolder folder;
   const auto own = [](TrainingOptions& options) {
-    options.config.optimizer.reset();
+    std::get<Config>(options.config).optimizer.reset();
     options.client_optimizer = [](const std::vector<at::Tensor>& parts, const std::vector<std::string>&) {
       return std::make_unique<torch::optim::AdamW>(parts, torch::optim::AdamWOptions(1e-2));
     };

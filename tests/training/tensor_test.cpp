@@ -217,12 +217,14 @@ TEST(SlicesAreRefused, WithOptimizersOfWholeParameters) {
   for (const OptimizerKind kind : {OptimizerKind::kLamb, OptimizerKind::kMuon})
     expect_refused(
         2, llama_shapes(),
-        [&](TrainingOptions& options, int) { options.config.optimizer = OptimizerOptions{.kind = kind}; },
+        [&](TrainingOptions& options, int) {
+          std::get<Config>(options.config).optimizer = OptimizerOptions{.kind = kind};
+        },
         "looks at whole parameters, and with tensor_parallel (autotp_size=2) a rank has slices");
   run_ranks(2, [](Rank& rank) {
     const auto module = make_part(llama_shapes(), 3);
     TrainingOptions options = options_of({.tensor = 2, .stage = kZeroStages[1]});
-    options.config.optimizer.reset();
+    std::get<Config>(options.config).optimizer.reset();
     Training training(rank.world(), *module, options);
     EXPECT_SAYS(error_of<ConfigError>(
                     [&] { training.set_optimizer({.optimizer = OptimizerOptions{.kind = OptimizerKind::kLamb}}); }),
@@ -249,8 +251,8 @@ TEST(SlicesAreRefused, WhereRanksKnowOtherThings) {
 
 TEST(SlicesAreRefused, WithADegreeThatIsNotTheRanks) {
   expect_refused(
-      2, llama_shapes(), [](TrainingOptions& options, int) { options.config.tensor.autotp_size = 4; },
-      "tensor_parallel.autotp_size=4, and degrees.tensor=2; let them agree");
+      2, llama_shapes(), [](TrainingOptions& options, int) { std::get<Config>(options.config).tensor.autotp_size = 4; },
+      "`tensor_parallel.autotp_size` = 4, and the program's tensor degree is 2; remove the key, or set it to that");
 }
 
 }  // namespace

@@ -31,9 +31,9 @@ using namespace testing;
 constexpr int kRanks = 2, kSteps = 3;
 
 TrainingOptions options_of(const ZeroStage& stage) {
-  TrainingOptions options{.config = default_config(kRanks)};
-  options.config.pager = stage.policy;
-  return options;
+  Config config = default_config(kRanks);
+  config.pager = stage.policy;
+  return {.config = config};
 }
 
 /// A backward pass of this rank's `micro_batch`.
@@ -53,7 +53,7 @@ Tensors trained(const ZeroStage& stage, std::optional<int> passes_before_optimiz
   run_ranks(kRanks, [&](Rank& rank) {
     const TrainedModel model = make_mlp();
     TrainingOptions options = options_of(stage);
-    if (!passes_before_optimizer) options.config.optimizer = adam().optimizer;
+    if (!passes_before_optimizer) std::get<Config>(options.config).optimizer = adam().optimizer;
     Training training(rank.world(), *model.module, options);
     for (int pass = 0; pass < passes_before_optimizer.value_or(0); ++pass) backward(training, model, rank, 100 + pass);
     if (passes_before_optimizer.value_or(0) > 0) training.step().zero_grad();
@@ -135,7 +135,7 @@ TEST(Training, RefusesCallsAfterDestroyByName) {
   run_ranks(kRanks, [&](Rank& rank) {
     const TrainedModel model = make_mlp();
     TrainingOptions options = options_of(kZeroStages[2]);
-    options.config.optimizer = adam().optimizer;
+    std::get<Config>(options.config).optimizer = adam().optimizer;
     Training training(rank.world(), *model.module, options);
     backward(training, model, rank, 0);
     EXPECT_TRUE(training.step().step().ended_window);
@@ -166,8 +166,8 @@ TEST(Training, RefusesAnOptimizerAmongGradientsWithoutItsLossScale) {
     torch::manual_seed(0);
     torch::nn::Linear net(4, 2);
     TrainingOptions options = options_of(kZeroStages[1]);
-    options.config.precision.weight_dtype = at::kHalf;
-    options.config.precision.loss_scale.loss_scale = 1024;
+    std::get<Config>(options.config).precision.weight_dtype = at::kHalf;
+    std::get<Config>(options.config).precision.loss_scale.loss_scale = 1024;
     Training training(rank.world(), *net, options);
     const auto pass = [&] {
       const at::Tensor loss = training.step().scale(net->forward(at::ones({1, 4}, at::kHalf)).sum());

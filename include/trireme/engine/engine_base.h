@@ -127,9 +127,9 @@ class EngineBase {
 
  protected:
   EngineBase(Group& group, torch::nn::Module& module, const InitializeOptions& options)
-      : training_(group, module, resolve(options, group.size())) {}
+      : training_(group, module, options) {}
   EngineBase(const Grid& grid, torch::nn::Module& module, const InitializeOptions& options)
-      : training_(grid, module, resolve(options, grid.world().size())) {}
+      : training_(grid, module, options) {}
 
   Training& training() { return training_; }
   const Training& training() const { return training_; }

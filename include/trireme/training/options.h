@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "trireme/checkpoint/checkpoint.h"
@@ -29,14 +30,19 @@ struct OptimizerChoice {
   bool is_empty() const { return !optimizer && !client; }
 };
 
-/// Options of a Training.
+/// Options of a Training, of initialize() and of the engines' constructors.
 struct TrainingOptions {
-  Config config = {};
-  /// As OptimizerChoice has them; its optimizer and schedule are the configuration's.
-  std::vector<ParameterGroup> parameter_groups = {};
-  ClientOptimizerFactory client_optimizer = {};
+  /// A file that read_config() reads (DeepSpeed's JSON, Accelerate's YAML), or a Config; nothing: default_config(),
+  /// which has no optimizer.
+  std::variant<std::monostate, std::filesystem::path, Config> config = {};
+  /// How the program itself splits the model over the ranks, for a file or the defaults; a Config has its own.
+  Degrees degrees = {};
   /// Rank 0 writes resolved_config.json, every option spelled out, into this folder; empty: nowhere.
   std::filesystem::path output = {};
+  /// Parameters with hyperparameters of their own, such as no weight decay for biases and norms.
+  std::vector<ParameterGroup> parameter_groups = {};
+  /// Any torch::optim optimizer over this rank's parts of parameters, in place of one that the configuration names.
+  ClientOptimizerFactory client_optimizer = {};
   /// Returns the module's present buffers, by name; nothing: module.named_buffers() does. For a module that mirrors one
   /// of another language, which may replace its buffers.
   std::function<std::vector<std::pair<std::string, at::Tensor>>()> present_buffers = {};
@@ -56,8 +62,11 @@ struct TrainingOptions {
   /// The module reads the sizes of its inputs only, never those of activations, which may be a rank's part. Required by
   /// tensor_parallel.sequence_parallel.
   bool takes_sizes_from_inputs = false;
-  bool knows_micro_batch = true;  ///< the program has said how many samples a micro-batch has
 };
+
+/// The configuration of `options` over `world_size` ranks; a Config is refused for the same reasons as a file. Throws
+/// ConfigError and IoError as read_config().
+Config resolved_config(const TrainingOptions& options, int world_size);
 
 /// Options of Training::save().
 struct SaveCheckpointOptions {

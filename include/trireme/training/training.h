@@ -111,7 +111,7 @@ class Training {
   void destroy();
 
  private:
-  Training(TrainingGroups groups, torch::nn::Module& module, const TrainingOptions& options);
+  void assemble(torch::nn::Module& module, const TrainingOptions& options);
   void install(PreparedOptimizer prepared);
   void manage(torch::nn::Module& module, ModuleTensors tensors, const TrainingOptions& options, PagerPolicy policy);
   std::function<void()> proof();
