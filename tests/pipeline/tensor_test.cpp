@@ -200,7 +200,7 @@ TEST_P(AnyTwoLayouts, HaveTheSameBits) {
 }
 INSTANTIATE_TEST_SUITE_P(Slow, AnyTwoLayouts, ::testing::Range(0, 8));
 
-/// Of the 56 pairs, those of the layouts with all three axes and with one rank.
+/// A few of the 56 pairs: the layouts with all three axes and with one rank, each of which loads the other.
 TEST(TwoLayouts, HaveTheSameBits) {
   expect_bits_of_layout(2, {1, 7});
   expect_bits_of_layout(1, {2});
