@@ -110,6 +110,7 @@ Training::Training(const Grid& grid, torch::nn::Module& module, const TrainingOp
 void Training::assemble(torch::nn::Module& module, const TrainingOptions& options) {
   const CallerScope caller("initialize");
   const WithoutInterception own_operators;
+  check_same_config(groups_.model, config_);
   check_precision(config_.precision);
   const OptimizerChoice choice = choice_of(config_, options);
   check(choice, groups_.plan, config_.precision, config_.disk, config_.pager.disk);
@@ -123,8 +124,8 @@ void Training::assemble(torch::nn::Module& module, const TrainingOptions& option
   check_same_model(groups_.stage, tensors);
   has_program_slices_ = groups_.along(model_axis().name) != nullptr;
   if (groups_.slices != nullptr)
-    partition_ =
-        has_program_slices_ ? plan_of_program(groups_, tensors, options) : plan_slices(groups_, tensors, config_, options);
+    partition_ = has_program_slices_ ? plan_of_program(groups_, tensors, options)
+                                     : plan_slices(groups_, tensors, config_, options);
   try_client(groups_.model, choice, specs, device_of(module));
   if (!options.output.empty() && groups_.model.rank() == 0) write_resolved(config_, options.output);
 

@@ -1,11 +1,13 @@
 #include "trireme/training/model_agreement.h"
 
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "training/module_tensors.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/agreement.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/config/config.h"
 #include "trireme/precision/precision.h"
 
 namespace trireme {
@@ -31,6 +33,20 @@ std::string text_of(const ModuleTensors& tensors) {
 void check_same_model(Group& group, torch::nn::Module& module, const PrecisionOptions& precision,
                       const std::set<std::string>& unmanaged) {
   check_same_model(group, list_tensors(module, precision, unmanaged));
+}
+
+void check_same_config(Group& group, const Config& config) {
+  const CallerScope caller("initialize");
+  const SubjectScope subject("the configuration");
+  const auto lines = [&] {
+    std::string text;
+    for (const auto& [path, value] : to_json(config).flatten().items())
+      text += str(path.empty() ? "" : path.substr(1), " = ", value.dump(), "\n");
+    return text;
+  };
+  if (const auto difference = first_different_line(group, lines))
+    throw ConfigError(str("initialize: the ranks' configurations differ, first in ", difference->text(),
+                          "; give every rank the same"));
 }
 
 void check_same_model(Group& group, const ModuleTensors& tensors) {

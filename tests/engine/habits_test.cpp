@@ -194,6 +194,18 @@ TEST(ARefusedInitialize, LeavesTheModelAsItWas) {
   });
 }
 
+TEST(ConfigurationsThatDifferByRank, AreRefusedOnEveryRankByTheFirstKeyThatDoes) {
+  run_ranks(2, [](Rank& rank) {
+    Dot net;
+    Config config = sgd_config(2);
+    config.gradient_clipping = rank.id() == 0 ? 0.5 : 1.0;
+    EXPECT_SAYS(
+        error_of<ConfigError>([&] { initialize(rank.world(), net, {.config = config}); }),
+        "configurations differ, first in `gradient_clipping = 0.5` on rank 0 and `gradient_clipping = 1.0` on rank "
+        "1; give every rank the same");
+  });
+}
+
 TEST(ModelsThatDifferByRank, AreRefusedOnEveryRankByTheFirstParameterThatDoes) {
   const auto refusals = [](const std::function<void(torch::nn::Module&, int)>& change) {
     std::vector<std::string> texts(2);

@@ -1,4 +1,4 @@
-// Whether all ranks were given the same model.
+// Whether all ranks were given the same configuration and model.
 #pragma once
 
 #include <set>
@@ -13,6 +13,7 @@ class Module;
 
 namespace trireme {
 
+struct Config;
 struct ModuleTensors;
 
 /// Compares names, shapes, dtypes and what is frozen, of parameters and buffers, without the parameters in `unmanaged`.
@@ -23,5 +24,8 @@ struct ModuleTensors;
 void check_same_model(Group& group, torch::nn::Module& module, const PrecisionOptions& precision,
                       const std::set<std::string>& unmanaged = {});
 void check_same_model(Group& group, const ModuleTensors& tensors);
+
+/// Compares every option. Collective. Throws ConfigError, on every rank, that names the first one that differs.
+void check_same_config(Group& group, const Config& config);
 
 }  // namespace trireme
