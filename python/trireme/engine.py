@@ -16,7 +16,7 @@ from .tensor.inputs import SameInputs
 from .tensor.model_facts import facts_of
 from .training import optimizers, plan as plans, schedules
 from .training.model_files import ModelFiles
-from .watch import beside, clipping, earlier_engines, late_parameters
+from .watch import beside, clipping, earlier_engines, late_parameters, shared_memory
 
 _numbers = itertools.count()
 
@@ -69,6 +69,7 @@ class Engine(ModelFiles, torch.nn.Module):
         earlier_engines.end(self.world, self.module)
         self._move_to_device()
         higher_order.PATCHES.apply()
+        shared_memory.PATCHES.apply()
         self.core = self._make_core(read.core, plan.others, self.client_steps and self.client_steps.make, output)
 
     def _follow(self, plan):

@@ -1,5 +1,6 @@
 // Gradients for a program that steps its own optimizer: this rank's part of each, reduced.
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/Storage.h>
 
 #include "python/engine.h"
 #include "trireme/access/parameter_access.h"
@@ -76,6 +77,9 @@ int64_t owned_numel(const at::Tensor& parameter) {
 
 void bind_gradients(py::module_& module) {
   module.def("is_managed", [](const at::Tensor& tensor) { return find_managed(tensor).has_value(); });
+  module.def("is_managed_storage", [](const py::object& storage) {
+    return StorageHandle::owner_of(*THPStorage_Unpack(storage.ptr()).unsafeGetStorageImpl()) != nullptr;
+  });
   module.def("gradient_part", &gradient_part, WithoutGil());
   module.def("has_gradient", &has_gradient);
   module.def("gradient_written", &gradient_written, WithoutGil());

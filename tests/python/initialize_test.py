@@ -159,6 +159,17 @@ class Initialize(Case):
                            "tensor": "config['optimizer']['params']['lr'] is a torch.Tensor", "lbfgs": "LBFGS calls back for the loss", "adafactor": "rows and columns"}.items():
             self.assertIn(text, result[name], name)
 
+    def test_released_memory_is_not_shared_memory(self):
+        self.assertEqual(self.on_ranks(2, _START + """
+    with deepspeed.zero.Init():
+        other = nn.Linear(64, 64)
+    told = [other.weight.is_shared()]
+    model = nn.Linear(64, 64)
+    engine, *_ = deepspeed.initialize(model=model, config={"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "trireme": {"gather": "copy"}})
+    told += [model.weight.is_shared(), model.weight.untyped_storage().is_shared(), torch.empty(2).is_shared(), torch.empty(2).share_memory_().is_shared()]
+    result = told
+"""), [False, False, False, False, True])
+
     def test_engines_say_what_comes_too_late(self):
         result = self.on_ranks(1, _START + """
     import copy, logging

@@ -10,6 +10,7 @@ from .._native import core
 from ..activations import wholes
 from ..errors import ConfigError, ShapeError, UnsupportedError
 from ..parameters import in_order, is_numbered, number, numbered
+from ..watch import shared_memory
 from . import comm, missing
 from .mem_needs import (estimate_zero2_model_states_mem_needs_all_cold, estimate_zero2_model_states_mem_needs_all_live,
                         estimate_zero3_model_states_mem_needs_all_cold, estimate_zero3_model_states_mem_needs_all_live)
@@ -91,6 +92,7 @@ class Init:
 
     def __enter__(self):
         higher_order.PATCHES.apply()
+        shared_memory.PATCHES.apply()
         self._scope = core.InitContext(comm.world(), *self._arguments)
         self._scope.__enter__()
         self._hook = register_module_parameter_registration_hook(number)
