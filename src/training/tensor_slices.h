@@ -29,8 +29,8 @@ PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& ten
 void cut_parameters(const TrainingGroups& groups, const PartitionPlan& plan, const PrecisionOptions& precision,
                     std::vector<NamedParameter>& parameters);
 
-/// The part that rank `rank` has of `parameter`, of which ranks have `parts`; an element that several have is counted by the
-/// first of them.
+/// The part that rank `rank` has of `parameter`, of which ranks have `parts`; an element that several have is counted
+/// by the first of them.
 void set_part(NamedParameter& parameter, const std::vector<TensorPart>& parts, int rank);
 
 /// Those of `module` by `names`, TrainingOptions::copies, become slices, as `plan` has them in their order, and are

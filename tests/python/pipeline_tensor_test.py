@@ -200,7 +200,7 @@ compare(tied=True, stage=3, trireme={"gather": "copy"}, pipeline={"activation_ch
 
     def test_pipe_data_and_model_together(self):
         self.run_program(8, """
-for stage, more in ((1, {}), (3, {}), (3, {"mics_shard_size": 1}), (3, {"zero_hpz_partition_size": 2})):
+for stage, more in ((1, {}), (3, {}), (3, {"mics_shard_size": 1})):
     compare(tied=True, stage=stage, zero_optimization={"stage": stage, **more}).destroy()
 """)
 

@@ -26,7 +26,7 @@ struct StepDecision {
 struct StepOptions {
   /// Hyperparameters of this step, by group.
   const std::vector<OptimizerOptions>& groups;
-  double gradient_factor = 1;                 ///< gradients are multiplied by this first: clipping
+  double gradient_factor = 1;                 ///< gradients are multiplied by this first: clipping over the loss scale
   std::optional<StepDecision> decision = {};  ///< in place of the numbers above; only if takes_decisions()
 };
 

@@ -1,5 +1,6 @@
 // An axis of ranks as a value: what the plan, its groups, its texts and its refusals know of pipelines, replicas,
-// sequences, slices, … Each axis is a file of src/parallel/axes; nothing else there names one.
+// sequences, slices, … Each axis is a file of src/parallel/axes; besides, plan.cpp knows that "data" is replica ×
+// shard.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,10 @@
-"""The zoo: programs that users write, in one list, from which each axis and dialect takes its own.
+"""The zoo: programs that users write, in one list, from which tests take by tags.
+
+    features                                    drawn by random tests of pipelines, sequences, slices and FSDP
+    layers, operators, loops, families, padded  trained by tensor parallelism
+    sequence, samples                           by sequence parallelism; known models of `sequence` as slices, too
+    models                                      in which others are tried
+    optimizers                                  of programs, at every ZeRO stage
 
     zoo.programs()                      all
     zoo.programs("operators", "mlp")    those that have both tags
