@@ -39,8 +39,9 @@ void check_same_config(Group& group, const Config& config) {
   const CallerScope caller("initialize");
   const SubjectScope subject("the configuration");
   const auto lines = [&] {
+    const Json options = to_json(config).flatten();
     std::string text;
-    for (const auto& [path, value] : to_json(config).flatten().items())
+    for (const auto& [path, value] : options.items())
       text += str(path.empty() ? "" : path.substr(1), " = ", value.dump(), "\n");
     return text;
   };
