@@ -1,11 +1,7 @@
 #include "trireme/fsdp/fully_shard.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/full.h>
 #include <torch/nn/module.h>
 
-#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -13,7 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
 #include "trireme/config/config.h"
-#include "trireme/intercept.h"
+#include "trireme/training/gradients.h"
 
 namespace trireme {
 namespace {
@@ -109,46 +105,10 @@ void FullySharded::Optimizer::hand_over_options() {
 
 double FullySharded::clip_grad_norm_(double max_norm) {
   require_optimizer("clip_grad_norm_");
-  const WithoutInterception own_operators;
-  const at::NoGradGuard no_grad;
-  Pager& pager = this->pager();
-  pager.reduce_now();
-  const at::Tensor squares = at::full({1}, 0.0, at::kDouble);
-  for (const OwnedSlice& slice : pager.owned()) {
-    pager.await_owned(slice.unit);
-    for (const ParameterRange& range :
-         ranges_of(pager.layout().units[slice.unit], slice.begin, slice.gradients.numel()))
-      if (pager.has_gradient(range.parameter))
-        squares.add_(slice.gradients.narrow(0, range.slice_begin, range.numel).to(at::kDouble).square().sum().cpu());
-  }
-  const int64_t copies = copies_of_elements();
-  group().all_reduce(squares).wait();
-  const double norm = std::sqrt(squares.item<double>() / static_cast<double>(copies));
+  const double norm = norm_of_gradients(training());
   const double factor = max_norm / (norm + kOfTorch);
-  if (!(factor < 1)) return norm;
-  for (const OwnedSlice& slice : pager.owned())
-    for (const ParameterRange& range :
-         ranges_of(pager.layout().units[slice.unit], slice.begin, slice.gradients.numel()))
-      if (pager.has_gradient(range.parameter)) slice.gradients.narrow(0, range.slice_begin, range.numel).mul_(factor);
-  for (size_t i = 0; i < pager.parameters().size(); ++i)
-    if (pager.has_gradient(static_cast<int>(i))) pager.gradient_written(static_cast<int>(i));
+  if (factor < 1) scale_gradients(training(), factor);
   return norm;
-}
-
-/// More than one where shards have replicas.
-int64_t FullySharded::copies_of_elements() {
-  if (copies_ > 0) return copies_;
-  int64_t owned = 0, all = 0;
-  for (const OwnedSlice& slice : pager().owned())
-    for (const ParameterRange& range :
-         ranges_of(pager().layout().units[slice.unit], slice.begin, slice.gradients.numel()))
-      owned += range.numel;
-  for (const ParameterSpec& spec : pager().parameters())
-    if (spec.trainable) all += spec.numel();
-  const at::Tensor held = at::full({1}, owned, at::kLong);
-  group().all_reduce(held).wait();
-  copies_ = held.item<int64_t>() / all;
-  return copies_;
 }
 
 void FullySharded::set_requires_gradient_sync(bool is_on) {

@@ -39,6 +39,8 @@ constexpr std::tuple kGetters{
            "Which part of a data set this rank reads."},
     Getter{"data_size", Facade::kNone, [](const EngineBase& self) { return self.data_place().size; },
            "Ranks, or groups of ranks, that take different samples."},
+    Getter{"copies_of_gradients", Facade::kNone, &EngineBase::copies_of_gradients,
+           "Ranks that have each element of the reduced gradients."},
     Getter{"group_count", Facade::kNone, &EngineBase::group_count, "Parameter groups; 0 without an optimizer."},
     Getter{"gradient_count", Facade::kNone,
            [](const EngineBase& self) { return self.pager().gradients_so_far().count; },

@@ -11,6 +11,7 @@
 #include "trireme/engine/options.h"
 #include "trireme/sequence/sequence_parallel.h"
 #include "trireme/tensor/tensor_parallel.h"
+#include "trireme/training/gradients.h"
 #include "trireme/training/training.h"
 
 namespace trireme {
@@ -117,6 +118,7 @@ class EngineBase {
   /// The ranks over which ZeRO shards: they have the same module, and different samples or parts of samples.
   Group& group() const { return training_.groups().sums; }
   /// Which part of a data set this rank reads: part `rank` of `size`. Ranks that share samples or layers get the same.
+  int copies_of_gradients() const { return trireme::copies_of_gradients(training_); }  ///< as training/gradients.h
   DataPlace data_place() const { return training_.groups().plan.place; }
   Pager& pager() const { return training_.pager(); }  ///< throws StateError after destroy()
   /// The error that ended a pipeline's engine: every call but destroy() throws StateError with it. Empty: none has.

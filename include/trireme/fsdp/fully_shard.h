@@ -80,12 +80,10 @@ class FullySharded : public EngineBase {
   Groups all_in_one_group() const;
   Optimizer& use(Groups groups, std::unique_ptr<torch::optim::OptimizerOptions> defaults, Make make);
   void end_window() { training().step().step(); }
-  int64_t copies_of_elements();
 
   torch::nn::Module& module_;
   std::unique_ptr<Optimizer> optimizer_;
   bool is_deferring_ = false;
-  int64_t copies_ = 0;  ///< ranks that hold each element of the gradients; 0: not counted yet
 };
 
 /// An optimizer over the module's parameters whose steps run on shards. Schedulers of torch::optim accept it.

@@ -2,7 +2,6 @@
 import torch
 
 from .. import ranks
-from .._native import core
 from ..errors import UnsupportedError
 
 
@@ -10,7 +9,7 @@ class Totals:
     """Joins what ranks have computed of their elements, so that each element counts once."""
 
     def __init__(self, tree):
-        self._tree, self._copies = tree, None
+        self._tree = tree
 
     def reduce(self, own, join):
         """The sum, max or min of a number of every rank, in its dtype. Collective."""
@@ -19,7 +18,7 @@ class Totals:
     def _joined(self, own, join):
         total = own.detach().reshape(1).to(torch.float64, copy=True)
         ranks.world().all_reduce(total, join)
-        return total[0] / self._copies_of_elements() if join == "sum" else total[0]
+        return total[0] / self._tree.engine.core.copies_of_gradients if join == "sum" else total[0]
 
     def norm(self, gradients, norm_type):
         """The norm over all elements of `gradients`. Collective."""
@@ -36,12 +35,3 @@ class Totals:
         own, numel = gradient.own.double(), gradient.numel()
         mean = self._joined(own.sum(), "sum") / numel
         return self._joined((own - mean).square().sum(), "sum") / max(numel - correction, 0)
-
-    def _copies_of_elements(self):
-        """How many ranks hold each element of the gradients: more than one where shards have replicas."""
-        if self._copies is None:
-            trained = self._tree.trained()
-            held = torch.tensor([float(sum(core.owned_numel(p) for p in trained))], dtype=torch.float64)
-            ranks.world().all_reduce(held, "sum")
-            self._copies = round(held.item() / sum(p.numel() for p in trained))
-        return self._copies
