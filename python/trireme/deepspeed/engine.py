@@ -29,6 +29,8 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
 
     # pylint: disable=too-many-public-methods
 
+    _topology = None  # of a pipeline
+
     def __init__(self, model, config, *, mpu=None, **options):
         origin, given = configs.origin_of(config), config if isinstance(config, dict) else configs.read(config)
         merged, slices = autotp.merged(given, mpu)
@@ -39,7 +41,7 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
         super().__init__(model, self._given, origin=origin, **options)
         for name in self.core.leaf_modules:
             set_z3_leaf_module(model.get_submodule(name), True)
-        groups_of_ranks.set_degrees(self._sequence_size, self._tensor_size)
+        groups_of_ranks.set_degrees(self._sequence_size, self.mp_world_size, self._topology)
         self.training_dataloader = None
 
     def _library_config(self, config):
@@ -127,13 +129,13 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
     local_rank = property(lambda self: self.world.local_rank)
     world_size = property(lambda self: self.world.size)
     dp_world_size = property(lambda self: self.core.data_size, doc="Ranks, or groups of ranks, that take different samples.")
-    seq_dp_world_size = property(lambda self: self.world.size // self._tensor_size // self._program_slices, doc="Ranks over which ZeRO shards.")
+    seq_dp_world_size = property(lambda self: self.dp_world_size * self._sequence_size, doc="Ranks over which ZeRO shards.")
     sequence_parallel_size = property(lambda self: self._sequence_size, doc="Ranks that share samples.")
     loaded_checkpoint_dp_world_size = property(lambda self: self.loaded_data_size)
     seq_parallel_group = property(lambda self: self.get_sequence_parallel_group())
     _dp_rank = property(lambda self: self.core.data_rank)
     _drops_last = property(lambda self: bool(self._given.get("dataloader_drop_last")), doc="The last micro-batch of a data set, where it is smaller.")
-    mp_world_size = property(lambda self: self._tensor_size, doc="Ranks that share each layer.")
+    mp_world_size = property(lambda self: self._tensor_size * self._program_slices, doc="Ranks that share each layer.")
     config = property(lambda self: self._given)
 
     def zero_optimization_stage(self):
@@ -210,7 +212,13 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
         self.core.reload_states()
 
     def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters=False):
-        """The whole state dict on rank 0, None elsewhere. Collective."""
+        """The whole state dict on rank 0, None elsewhere. Collective.
+
+        Raises  UnsupportedError: the program has cut its layers itself.
+        """
+        if self._program_slices > 1:
+            raise UnsupportedError("_zero3_consolidated_16bit_state_dict: the program has cut its layers itself, over the axis \"model\", so what their whole is "
+                                   "it alone knows; save_checkpoint() keeps the slices of each rank, and module.state_dict() has this rank's")
         result = {} if self.world.rank == 0 else None
         for name, tensor in self.module.state_dict(keep_vars=True).items():
             if exclude_frozen_parameters and isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad:

@@ -1,5 +1,6 @@
-"""The groups of ranks: neighbours share layers (tensor parallelism), groups of them samples (sequence parallelism), the
-others are data parallel; every other kind has one rank."""
+"""The groups of ranks: neighbours share layers (tensor parallelism, slices of the program's own), groups of them samples
+(sequence parallelism), the others are data parallel; in a pipeline they are those of its topology. Every other kind has
+one rank."""
 import torch.distributed as dist
 
 from ..missing import names_of
@@ -12,6 +13,7 @@ __getattr__ = names_of(__name__, """
 mpu = mesh_device = None
 _own_group = None
 _sequence_size = _tensor_size = 1
+_topology = None  # of a pipeline
 _made = {}  # torch.distributed's groups, by their ranks
 
 
@@ -38,15 +40,19 @@ def _alone():
     return _own_group
 
 
-def set_degrees(sequence, tensor):
-    """The newest engine's: ranks that share samples, and that share layers."""
-    global _sequence_size, _tensor_size  # pylint: disable=global-statement
-    _sequence_size, _tensor_size = sequence, tensor
+def set_degrees(sequence, tensor, topology=None):
+    """The newest engine's: ranks that share samples, and that share layers; of a pipeline the ProcessTopology."""
+    global _sequence_size, _tensor_size, _topology  # pylint: disable=global-statement
+    _sequence_size, _tensor_size, _topology = sequence, tensor, topology
 
 
 def _ranks_along(axis, rank):
     """The ranks along "tensor", "sequence", "data", or "shards" (the last two together). Ascending; `rank` is one of
     them."""
+    if _topology is not None:
+        name = {"tensor": "model", "sequence": None}.get(axis, "data")
+        of_axis = _topology.get_axis_comm_lists(name) if name in _topology.axes else []
+        return next((ranks for ranks in of_axis if rank in ranks), [rank])
     stride, size = {"tensor": (1, _tensor_size), "sequence": (_tensor_size, _sequence_size), "data": (_model_size(), _size() // _model_size()),
                     "shards": (_tensor_size, _size() // _tensor_size)}[axis]
     first = rank - rank // stride % size * stride
@@ -54,8 +60,16 @@ def _ranks_along(axis, rank):
 
 
 def _model_size():
-    """Ranks that together take one sample through all layers."""
+    """Ranks that together take one sample through all layers of a model without stages."""
     return _sequence_size * _tensor_size
+
+
+def _size_along(axis):
+    return len(_ranks_along(axis, _rank()))
+
+
+def _place_along(axis):
+    return _ranks_along(axis, _rank()).index(_rank())
 
 
 def _group_along(axis):
@@ -78,12 +92,12 @@ def get_data_parallel_group():
 
 def get_data_parallel_rank():
     """Place of this rank's samples."""
-    return _rank() // _model_size()
+    return _place_along("data")
 
 
 def get_data_parallel_world_size():
     """Groups of ranks that take different samples."""
-    return _size() // _model_size()
+    return _size_along("data")
 
 
 def _get_data_parallel_group_ranks():
@@ -95,11 +109,11 @@ def _get_sequence_parallel_group():
 
 
 def _get_sequence_parallel_rank():
-    return _rank() // _tensor_size % _sequence_size
+    return _place_along("sequence")
 
 
 def _get_sequence_parallel_world_size():
-    return _sequence_size
+    return _size_along("sequence")
 
 
 def _get_sequence_data_parallel_group():
@@ -107,11 +121,11 @@ def _get_sequence_data_parallel_group():
 
 
 def _get_sequence_data_parallel_rank():
-    return _rank() // _tensor_size
+    return _place_along("shards")
 
 
 def _get_sequence_data_parallel_world_size():
-    return _size() // _tensor_size
+    return _size_along("shards")
 
 
 def get_model_parallel_group():
@@ -121,21 +135,21 @@ def get_model_parallel_group():
 
 def get_model_parallel_rank():
     """Place of this rank among those that share layers."""
-    return _rank() % _tensor_size
+    return _place_along("tensor")
 
 
 def get_model_parallel_world_size():
     """Ranks that share each layer."""
-    return _tensor_size
+    return _size_along("tensor")
 
 
 def get_tensor_model_parallel_src_rank():
     """The first of the ranks that share layers with this one."""
-    return _rank() - _rank() % _tensor_size
+    return _ranks_along("tensor", _rank())[0]
 
 
 def _get_broadcast_src_rank():
-    return _rank() % _tensor_size
+    return _ranks_along("shards", _rank())[0]
 
 
 def _one(*_, **__):

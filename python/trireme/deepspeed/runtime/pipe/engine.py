@@ -54,6 +54,7 @@ class PipelineEngine(DeepSpeedEngine):
     num_stages = property(lambda self: self.grid.pipe_parallel_size)
     _stages = num_stages
     _program_slices = property(lambda self: 1 if autotp.has_rules(self._given) else self.grid.model_parallel_size)
+    _topology = property(lambda self: self.grid.topology())
     stage_id = property(lambda self: self.grid.stage_id)
     dp_world_size = property(lambda self: self.grid.data_parallel_size)
     _dp_rank = property(lambda self: self.grid.data_parallel_id)
@@ -87,6 +88,12 @@ class PipelineEngine(DeepSpeedEngine):
                               f"num_dp={self.world.size // self.num_stages // slices or 1})")
         eager.check(self.module, ["tensor_parallel.autotp_size"])
         return core.Topology([("tensor" if axis == "model" else axis, size) for axis, size in zip(topology.axes, topology.dims)])
+
+    def get_model_parallel_rank(self):
+        """Place of this rank among those that share layers."""
+        return self.grid.get_slice_parallel_rank()
+
+    get_tensor_parallel_rank = get_model_parallel_rank
 
     def over_stages(self, value):
         """JSON's values: `value` of each stage of this rank's pipeline. Collective."""
