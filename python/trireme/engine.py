@@ -12,6 +12,7 @@ from .device import local_device
 from .errors import Error, ShapeError, StateError, UnsupportedError
 from .log import logger
 from .sequences import batches
+from .tensor import marks
 from .tensor.inputs import SameInputs
 from .tensor.model_facts import facts_of
 from .training import optimizers, plan as plans, schedules
@@ -62,6 +63,8 @@ class Engine(ModelFiles, torch.nn.Module):
         read = configs.resolve(self._library_config(plan.config), self.world.size, origin, self._stages, self._program_slices)
         self._resolved = read.options
         agreement.check(self.world, read.options)
+        if (slices := configs.tensor_degree(read.options)) > 1:
+            marks.check_none(self.world, self.module, slices)
         self._check_models(read.core)
         self.client_steps = plan.trial(self.module, self._divides_parameters(read.options))
         # A scheduler that refuses the program's optimizer says so now.
@@ -138,9 +141,7 @@ class Engine(ModelFiles, torch.nn.Module):
             return facts_of(self.module)
         if self._program_slices == 1:
             return None
-        marked = {name for name, parameter in self.module.named_parameters(remove_duplicate=False)
-                  if getattr(parameter, "tensor_model_parallel", False) or getattr(parameter, "model_parallel", False)}
-        return marked
+        return set(marks.marked(self.module))
 
     def _unmanaged_names(self):
         return {name for name, parameter in self.module.named_parameters(remove_duplicate=False) if parameter in self.unmanaged}

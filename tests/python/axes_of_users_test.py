@@ -183,6 +183,27 @@ for axes in (["pipe", "data", "model"], ["model", "pipe", "data"], ["pipe", "mod
         compare(deepspeed.initialize(model=fill(stages_of(topology, True), place), config=config_of(data, 2))[0], place)
 """)
 
+    def test_rules_that_would_cut_slices_once_more_are_refused(self):
+        said = self.run_program("""
+rules = {"autotp_size": 2, "partition_config": {"layer_specs": [{"patterns": [".*fc1.*"], "partition_type": "column"},
+                                                                {"patterns": [".*fc2.*"], "partition_type": "row"}]}}
+topology = PipeModelDataParallelTopology(num_pp=2, num_mp=2, num_dp=1)
+
+
+def of_stages():
+    layers = [LayerSpec(nn.Linear, WIDTH, WIDTH), LayerSpec(Block), LayerSpec(Block, True), LayerSpec(nn.Linear, WIDTH, WIDTH)]
+    return PipelineModule(layers, topology=topology, loss_fn=loss_of, partition_method="uniform")
+
+
+result = [refusals(lambda: deepspeed.initialize(model=sliced(), config=config_of(2, tensor_parallel=rules))),
+          refusals(lambda: deepspeed.initialize(model=sliced(), config=config_of(2, tensor_parallel=rules), mpu=Mpu())),
+          refusals(lambda: deepspeed.initialize(model=of_stages(), config=config_of(1, tensor_parallel=rules)))]
+""")
+        for of_ranks, name in zip(said, ("1.fc1.weight", "1.fc1.weight", "2.fc1.weight")):
+            for one in of_ranks:
+                self.assertIn(f"ConfigError: tensor_parallel.autotp_size=2 cuts whole layers, and parameter '{name}' has tensor_model_parallel = True", one)
+                self.assertIn("leave tensor_parallel out", one)
+
     def test_slices_of_the_program_are_not_given_for_the_whole(self):
         for one in self.run_program("""
 engine, *_ = deepspeed.initialize(model=sliced(), config=config_of(2, 3), mpu=Mpu())
@@ -190,6 +211,26 @@ result = refusals(engine._zero3_consolidated_16bit_state_dict)
 engine.destroy()
 """):
             self.assertIn("UnsupportedError: _zero3_consolidated_16bit_state_dict: the program has cut its layers itself", one)
+
+    def test_an_mpu_that_does_not_fit_slices_of_the_program_is_told_what_fits(self):
+        far, lacks = self.run_program("""
+groups_of_far = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+
+
+class Far(Mpu):
+    get_model_parallel_group = lambda self: groups_of_far[RANK % 2]
+
+
+class Lacks:
+    get_model_parallel_world_size = lambda self: 2
+
+
+result = [refusals(lambda: deepspeed.initialize(model=sliced(), config=config_of(2), mpu=mpu())) for mpu in (Far, Lacks)]
+""")
+        for rank, one in enumerate(far):
+            self.assertIn(f"rank {rank} is in the tensor group of ranks {[rank % 2, rank % 2 + 2]}; with an mpu of 2 ranks it is ranks", one)
+        for one in lacks:
+            self.assertIn("Lacks lacks a getter of the group or rank on its tensor axis; the program has cut its layers over that group: give it both", one)
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def merged(config, mpu):
             elif size > 1:
                 slices = size
         if group is not None:
-            _check_group(group, section.get("autotp_size") or slices)
+            _check_group(group, section.get("autotp_size") or slices, slices > 1)
     except ConfigError as error:
         problem = str(error)
     if unit is not None or group is not None or problem:
@@ -207,22 +207,24 @@ def _take_unit(mpu, section):
         return 1, None
     group, rank = _asked(mpu, "group"), _asked(mpu, "rank")
     if group is None or rank is None:
-        raise ConfigError(f"initialize(mpu=…): {type(mpu).__name__} lacks a getter of the group or rank on its tensor axis; leave it out, and keep "
-                          f"tensor_parallel.autotp_size at {size}")
+        fix = f"leave it out, and keep tensor_parallel.autotp_size at {size}" if section else "the program has cut its layers over that group: give it both"
+        raise ConfigError(f"initialize(mpu=…): {type(mpu).__name__} lacks a getter of the group or rank on its tensor axis; {fix}")
     if rank != ranks.world().rank % size:
         raise ConfigError(f"initialize(mpu=…): rank {ranks.world().rank} is number {rank} of its tensor group; here it is number {ranks.world().rank % size}: "
                           "ranks of a tensor group are neighbours, in order")
     return size, group
 
 
-def _check_group(group, size):
+def _check_group(group, size, is_of_program):
     """Raises ConfigError: the ranks of torch.distributed's `group` are not the `size` neighbours that share layers
-    here."""
+    here, as the program has cut them or rules do."""
     members, rank = dist.get_process_group_ranks(group), ranks.world().rank
     first = rank - rank % size
     if members != list(range(first, first + size)):
-        raise ConfigError(f"tensor_parallel: rank {rank} is in the tensor group of ranks {members}; with tensor_parallel.autotp_size={size} it is ranks "
-                          f"{list(range(first, first + size))}: ranks that share layers are neighbours. Leave the group out, or order the ranks so")
+        asked = f"an mpu of {size} ranks" if is_of_program else f"tensor_parallel.autotp_size={size}"
+        fix = "Order the ranks so" if is_of_program else "Leave the group out, or order the ranks so"
+        raise ConfigError(f"tensor_parallel: rank {rank} is in the tensor group of ranks {members}; with {asked} it is ranks "
+                          f"{list(range(first, first + size))}: ranks that share layers are neighbours. {fix}")
 
 
 def _agree(problem):
