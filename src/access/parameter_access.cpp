@@ -122,7 +122,11 @@ at::Tensor ParameterAccess::join(int parameter, const at::Tensor& own) const {
 }
 
 at::Tensor ParameterAccess::cut(int parameter, const at::Tensor& full) const {
-  return cut_part(full, spec(parameter).model_part()).view(-1);
+  return layers_.ranks != nullptr ? cut_part(full, spec(parameter).model_part()).view(-1) : full.flatten();
+}
+
+std::vector<int64_t> ParameterAccess::whole_shape(int parameter) const {
+  return layers_.ranks != nullptr ? spec(parameter).model_part().shape : spec(parameter).shape;
 }
 
 bool ParameterAccess::on_any_slice(bool condition) const {

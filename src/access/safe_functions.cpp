@@ -76,7 +76,7 @@ class Place {
 
   /// `value`, which must have the shape of the model's parameter, in fp32.
   at::Tensor checked(const at::Tensor& value) const {
-    const std::vector<int64_t> shape = spec().model_part().shape;
+    const std::vector<int64_t> shape = access_->whole_shape(index_);
     if (!value.defined() || value.sizes() != at::IntArrayRef(shape))
       throw ShapeError(str(call_, ": parameter '", spec().name, "' has the shape ", at::IntArrayRef(shape),
                            ", got a value of ", value.defined() ? str(value.sizes()) : "no shape"));

@@ -214,7 +214,8 @@ std::vector<SliceRead> plan_reads(const Manifest& manifest, const std::vector<Sl
                                 saved.shape == wanted.part.shape
                                     ? "; load it into a model of that dtype (bf16.enabled, "
                                       "fp16.enabled or neither in the configuration)"
-                                    : "; it was saved from another model"));
+                                    : "; it was saved from another model, or the program had cut it over another "
+                                      "number of ranks, and it loads at as many"));
     }
     check_inside(wanted, named(wanted.name, wanted.part));
     for (SliceRead& read : plan_tensor_reads(saved, wanted.part, {wanted.begin, wanted.begin + wanted.numel})) {

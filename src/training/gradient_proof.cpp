@@ -50,6 +50,16 @@ at::Tensor numbers_of_gradients(Pager& pager) {
   return own;
 }
 
+/// Whether all ranks have the same gradient, not 0, by their numbers [ranks, 3].
+bool is_alike(const at::Tensor& of_ranks) {
+  const auto numbers = of_ranks.accessor<double, 2>();
+  bool alike = numbers[0][0] > 0;
+  for (int64_t rank = 1; rank < of_ranks.size(0); ++rank)
+    for (const int64_t number : {0, 1})
+      alike &= std::abs(numbers[rank][number] - numbers[0][number]) <= kOfAllNorms * std::abs(numbers[0][number]);
+  return alike;
+}
+
 bool any(Group& model, bool own) {
   const at::Tensor verdict = at::full({1}, own ? 1 : 0, at::kLong);
   model.all_reduce(verdict, ReduceOp::kMax).wait();
@@ -109,6 +119,11 @@ std::string GradientProof::problem_of(const at::Tensor& all) const {
   for (int64_t i = 0; i < all.size(1); ++i) {
     if (parameters_[static_cast<size_t>(i)] == nullptr) continue;
     const std::vector<TensorPart>& parts = parameters_[static_cast<size_t>(i)]->parts;
+    if (pass_ == nullptr && parts[0] != parts[1] && is_alike(all.select(1, i)))
+      return str("ranks of group '", slices_.name(), "', on the axis \"", axis_, "\", have the same gradient of \"",
+                 parameters_[static_cast<size_t>(i)]->name,
+                 "\", which own_slices names (Python: tensor_model_parallel = True), so that a norm would count it on "
+                 "each of them; leave out what the program has whole, and give slices other values on each rank");
     for (int rank = 1; rank < slices_.size(); ++rank) {
       const auto first = std::find(parts.begin(), parts.end(), parts[static_cast<size_t>(rank)]) - parts.begin();
       if (first == rank) continue;

@@ -55,7 +55,7 @@ void check_same_model(Group& group, const ModuleTensors& tensors) {
   const SubjectScope subject("the model");
   if (const auto difference = first_different_line(group, [&] { return text_of(tensors); }))
     throw ConfigError(str("initialize: the ranks' models differ, first in ", difference->text(),
-                          "; make the same model on every rank"));
+                          "; make the same model on every rank, slices of a program's own of equal shapes"));
 }
 
 }  // namespace trireme

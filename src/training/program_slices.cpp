@@ -98,7 +98,7 @@ PartitionPlan plan_of_program(const TrainingGroups& groups, const ModuleTensors&
               " of group '", groups.slices->name(),
               "' than on its rank 0, and own_slices does not name it; a parameter that the program has ",
               "cut stands there (Python: set its tensor_model_parallel = True), and others, and buffers, ",
-              "have the same values on every rank of the axis \"model\""));
+              "have the same values on every rank of the axis \"model\" (of a buffer with others: persistent=False)"));
   });
   PartitionPlan plan{.ranks = ranks, .source = "the program"};
   for (const NamedParameter& one : tensors.parameters)

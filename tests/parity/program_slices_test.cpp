@@ -245,6 +245,13 @@ TEST(ProgramSlices, AreShownToHaveTheSameGradientsOfTheRest) {
       "other gradients");
 }
 
+TEST(ProgramSlices, ThatAreWholeAreFoundByTheirGradients) {
+  Layout layout{.data = 2, .model = 2, .stage = 1};
+  layout.slices->insert("head.weight");
+  EXPECT_SAYS(error_of([&] { train(layout); }),
+              "have the same gradient of \"head.weight\", which own_slices names");
+}
+
 TEST(ProgramSlices, RefuseWhatNeedsWholeParameters) {
   EXPECT_SAYS(error_of([] { train({.model = 2, .optimizer = "Lamb"}); }), "optimizer Lamb looks at whole parameters");
   run_ranks(2, [](Rank& rank) {

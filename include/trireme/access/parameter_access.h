@@ -120,6 +120,8 @@ class ParameterAccess final : public PagerCompanion {
   at::Tensor join(int parameter, const at::Tensor& own) const;
   /// The elements of `full`, in the shape of the model's parameter, that this rank's slice has: [numel].
   at::Tensor cut(int parameter, const at::Tensor& full) const;
+  /// The shape of join()'s result.
+  std::vector<int64_t> whole_shape(int parameter) const;
   /// Whether `condition` holds on any of the ranks that share layers. Collective where layers are cut.
   bool on_any_slice(bool condition) const;
   /// Writes `full`, fp32 in the shape of the model's parameter, into the master and, rounded, into `weight`.
