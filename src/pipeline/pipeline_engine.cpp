@@ -25,7 +25,9 @@ Topology topology_of(const Group& world, const PipelineModule& module, Initializ
     throw ConfigError(str("PipelineModule: stages=", stages, " does not divide the ", world.size(),
                           " ranks; start a multiple of ", stages, " ranks, or cut the model into other stages"));
   set_stages(options, stages);
-  return trireme::topology_of(resolved_config(options, world.size()).degrees, world.size());
+  std::vector<Axis> axes = trireme::topology_of(resolved_config(options, world.size()).degrees, world.size()).axes();
+  if (stages == 1) axes.insert(axes.begin(), {"pipe", 1});
+  return Topology(std::move(axes));
 }
 
 /// Copies in `model` by their names, with what they follow.
