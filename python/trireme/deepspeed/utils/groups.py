@@ -1,6 +1,6 @@
-"""The groups of ranks: neighbours share layers (tensor parallelism, slices of the program's own), groups of them samples
-(sequence parallelism), the others are data parallel; in a pipeline they are those of its topology. Every other kind has
-one rank."""
+"""The groups of ranks: neighbours share layers (tensor parallelism, slices of the program's own), groups of them
+samples (sequence parallelism), the others are data parallel; in a pipeline they are those of its topology. Every other
+kind has one rank."""
 import torch.distributed as dist
 
 from ..missing import names_of
