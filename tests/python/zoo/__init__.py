@@ -1,7 +1,9 @@
 """The zoo: programs that users write, in one list, from which tests take by tags.
 
-    features                                    drawn by random tests of pipelines, sequences, slices and FSDP
-    layers, operators, loops, families, padded  trained by tensor parallelism
+    features                                    its MODELS are drawn by random tests of pipelines, sequences, tensor
+                                                parallelism and FSDP (a new one: FROM_HUB; _STACKS for pipelines too)
+    layers, operators, loops, families, padded  trained by tensor parallelism at fixed degrees; a model for these and
+                                                for random tests is entered in both, under two names
     sequence, samples                           by sequence parallelism; known models of `sequence` as slices, too
     models                                      in which others are tried
     optimizers                                  of programs, at every ZeRO stage
