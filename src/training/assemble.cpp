@@ -122,10 +122,10 @@ void Training::assemble(torch::nn::Module& module, const TrainingOptions& option
   const PagerPolicy policy = policy_for(config_, groups_.plan, module);
   check_manageable(groups_.sums, tensors.parameters, policy);
   check_same_model(groups_.stage, tensors);
-  has_program_slices_ = groups_.along(model_axis().name) != nullptr;
-  if (groups_.slices != nullptr)
-    partition_ = has_program_slices_ ? plan_of_program(groups_, tensors, options)
-                                     : plan_slices(groups_, tensors, config_, options);
+  if (groups_.along(model_axis().name) != nullptr)
+    program_slices_ = plan_of_program(groups_, tensors, options);
+  else if (groups_.slices != nullptr)
+    partition_ = plan_slices(groups_, tensors, config_, options);
   try_client(groups_.model, choice, specs, device_of(module));
   if (!options.output.empty() && groups_.model.rank() == 0) write_resolved(config_, options.output);
 
@@ -144,16 +144,15 @@ void Training::assemble(torch::nn::Module& module, const TrainingOptions& option
 void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const TrainingOptions& options,
                       PagerPolicy policy) {
   // First, since a cast makes parameters whole that zero::Init has sharded.
-  if (has_program_slices_)
+  if (program_slices_)
     for (size_t i = 0; i < tensors.parameters.size(); ++i)
-      set_part(tensors.parameters[i], partition_->parameters[i].parts, groups_.slices->rank());
-  else if (partition_)
-    cut_parameters(groups_, *partition_, config_.precision, tensors.parameters);
+      set_part(tensors.parameters[i], program_slices_->parameters[i].parts, groups_.slices->rank());
+  if (partition_) cut_parameters(groups_, *partition_, config_.precision, tensors.parameters);
   cast_tensors(tensors, config_.precision);
   aliases_ = std::move(tensors.aliases);
   aliases_.insert(options.aliases.begin(), options.aliases.end());
   const TensorSet parameters = parameters_of(tensors);
-  if (partition_ && !has_program_slices_) {
+  if (partition_) {
     slices_ = tensors.parameters;
     const std::span copies = std::span(partition_->parameters).subspan(slices_.size());
     for (NamedParameter& copy : cut_copies(groups_.slices->rank(), copies, options.copies, module, config_.precision))
@@ -178,8 +177,7 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
   passes_ = OperatorPasses(config_, *pager_);
   if (Group* const group = groups_.along("sequence"))
     passes_.cuts.push_back(std::make_unique<SequenceParallel>(*group, config_.sequence_attention));
-  if (partition_ && !has_program_slices_)
-    passes_.cuts.push_back(tensor_pass(*groups_.slices, *partition_, config_.tensor, slices_));
+  if (partition_) passes_.cuts.push_back(tensor_pass(*groups_.slices, *partition_, config_.tensor, slices_));
   if (auto* const slices = passes_.find<TensorParallel>(); slices != nullptr && options.takes_sizes_from_inputs)
     slices->speak_of_wholes();
   access_ = make_access(nullptr);
@@ -190,12 +188,12 @@ std::function<void()> Training::proof() {
   std::vector<std::function<void()>> proofs;
   if (groups_.replicas != nullptr)
     proofs.emplace_back([proof = ReplicaProof(*pager_, *groups_.replicas, groups_.model)]() mutable { proof.show(); });
-  if (partition_)
+  if (groups_.slices != nullptr)
     proofs.emplace_back([this, proof = std::shared_ptr<GradientProof>()]() mutable {  // of passes made after the step
       if (!proof)
-        proof = std::make_shared<GradientProof>(*pager_, groups_.sums, *groups_.slices, groups_.model,
-                                                groups_.plan.slices.axes.front(), *partition_,
-                                                passes_.find<TensorParallel>());
+        proof = std::make_shared<GradientProof>(
+            *pager_, groups_.sums, *groups_.slices, groups_.model, groups_.plan.slices.axes.front(),
+            partition_ ? *partition_ : *program_slices_, passes_.find<TensorParallel>());
       proof->show();
     });
   if (proofs.empty()) return {};
@@ -214,8 +212,8 @@ void Training::install(PreparedOptimizer prepared) {
 }
 
 std::unique_ptr<ParameterAccess> Training::make_access(ShardedOptimizer* optimizer) const {
-  CutLayers layers{.ranks = has_program_slices_ ? nullptr : groups_.slices};
-  if (partition_ && !has_program_slices_)
+  CutLayers layers{.ranks = partition_ ? groups_.slices : nullptr};
+  if (partition_)
     for (const PartitionedParameter& parameter : partition_->parameters) layers.parts.push_back(parameter.parts);
   std::function<double()> loss_scale;
   if (optimizer != nullptr) loss_scale = [this] { return step_->loss_scale().value_or(1); };

@@ -247,7 +247,7 @@ StateTree Training::state(bool with_frozen, bool with_optimizer, const std::vect
 StateTree Training::saved_state(bool with_frozen) {
   StateTree state = this->state(with_frozen, /*with_optimizer=*/true,
                                 values_of_parameters(*pager_, step_->optimizer(), aliases_, first_parameter_));
-  if (partition_) leave_to_others(state, *pager_);
+  if (groups_.slices != nullptr) leave_to_others(state, *pager_);
   // Buffers agree at every boundary; inside a window rank 0's count.
   if (groups_.stage.rank() == 0) append(state.tensors, buffers_->slices());
   return host_copy(std::move(state));

@@ -43,7 +43,7 @@ void Training::export_weights(const std::filesystem::path& directory, const Save
   if (directory.empty())
     throw ConfigError("save_16bit_model: the directory is empty; name the folder that the weights go into");
   check_export_format(options.name);
-  if (has_program_slices_)
+  if (program_slices_)
     throw ConfigError(
         "save_16bit_model: the program has cut its layers itself, over the axis \"model\", so what their "
         "whole is it alone knows; save_checkpoint() keeps the slices of each rank",

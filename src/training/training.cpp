@@ -46,7 +46,7 @@ void Training::destroy() {
   step_->release();
   pager_->restore();
   pager_.reset();
-  if (partition_ && !has_program_slices_) join_parameters(*groups_.slices, *partition_, slices_);
+  if (partition_) join_parameters(*groups_.slices, *partition_, slices_);
   slices_.clear();
   condition_.mark_destroyed();
 }

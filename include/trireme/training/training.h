@@ -130,11 +130,11 @@ class Training {
   std::map<at::ScalarType, int64_t> loaded_bytes_;  ///< of parameters, by dtype, as the program gave them
   Condition condition_;
   TrainingGroups groups_;
-  std::optional<PartitionPlan> partition_;      ///< nothing: layers are not cut
-  bool has_program_slices_ = false;             ///< the program has cut them itself
-  std::vector<NamedParameter> slices_;          ///< the module's parameters, where layers are cut
-  size_t first_parameter_ = 0;                  ///< in the list of the whole model's
-  std::map<std::string, std::string> aliases_;  ///< other name of a tied parameter -> the name it is managed under
+  std::optional<PartitionPlan> partition_;       ///< nothing: layers are not cut by rules
+  std::optional<PartitionPlan> program_slices_;  ///< nothing: the program has cut no layers
+  std::vector<NamedParameter> slices_;           ///< the module's parameters, where layers are cut
+  size_t first_parameter_ = 0;                   ///< in the list of the whole model's
+  std::map<std::string, std::string> aliases_;   ///< other name of a tied parameter -> the name it is managed under
   std::unique_ptr<Buffers> buffers_;
   std::unique_ptr<Pager> pager_;  ///< null after destroy()
   std::unique_ptr<TrainStep> step_;

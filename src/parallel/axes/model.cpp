@@ -21,8 +21,7 @@ const AxisPart& model_axis() {
       .exclusions = {
           {kTensor,
            "axes \"model\" of {} and \"tensor\" of {} ranks: layers that the program has cut are not cut again; make "
-           "one "
-           "of the two 1"},
+           "one of the two 1"},
           {kSequence,
            "axes \"model\" of {} and \"sequence\" of {} ranks: layers that the program has cut do not take parts of "
            "sequences yet; make one of the two 1"},

@@ -23,12 +23,10 @@ const AxisPart& pipe_axis() {
       .exclusions = {
           {kSequence,
            "axes \"pipe\" of {} and \"sequence\" of {} ranks: a pipeline does not send parts of sequences yet; make "
-           "one "
-           "of the two 1"},
+           "one of the two 1"},
           {kShardedTokens,
            "tensor_parallel.sequence_parallel: a pipeline does not send parts of sequences yet; remove the key, or "
-           "make "
-           "stages 1"},
+           "make stages 1"},
           {.other = kRecomputeLayers, .text = kNoLayers, .at = EngineCall::kInitialize, .code = ErrorCode::kConfig},
           {.other = kLeafModules, .text = kNoLeafModule, .at = EngineCall::kInitialize, .code = ErrorCode::kConfig},
           {.other = kNoSync, .text = kNoScope, .at = EngineCall::kForward, .code = ErrorCode::kState},
