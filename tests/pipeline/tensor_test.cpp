@@ -80,10 +80,10 @@ TEST(StagesOfSlices, BesideDataParallelRanks) {
   }
 }
 
-/// Steps of `recipe` from the checkpoint in `from`, if it is named, saved in `to`; and its exported weights.
-Outcome go_on(const Recipe& recipe, const std::filesystem::path& from, const std::filesystem::path& to, int steps) {
-  Outcome outcome;
-  std::mutex mutex;
+/// Calls `look` on each rank with the engine of `recipe` after `steps` steps from the checkpoint in `from`, if it is
+/// named.
+template <class Look>
+void after_steps(const Recipe& recipe, const std::filesystem::path& from, int steps, const Look& look) {
   run_ranks(recipe.data * recipe.stages * recipe.tensor, [&](Rank& rank) {
     PipelineModule module = pipeline_testing::pipeline_of(recipe);
     auto engine =
@@ -91,6 +91,15 @@ Outcome go_on(const Recipe& recipe, const std::filesystem::path& from, const std
     if (!from.empty()) engine.load_checkpoint(from);
     const MicroBatches batches = pipeline_testing::batches_of(engine.group().rank());
     for (int step = 0; step < steps; ++step) engine.train_batch(batches);
+    look(rank, engine);
+  });
+}
+
+/// Steps of `recipe` from the checkpoint in `from`, if it is named, saved in `to`; and its exported weights.
+Outcome go_on(const Recipe& recipe, const std::filesystem::path& from, const std::filesystem::path& to, int steps) {
+  Outcome outcome;
+  std::mutex mutex;
+  after_steps(recipe, from, steps, [&](Rank&, PipelineEngine& engine) {
     engine.save_checkpoint(to);
     engine.save_16bit_model(to);
     const bool is_first = engine.group().rank() == 0;
@@ -152,13 +161,7 @@ States states_after(const Recipe& recipe, const std::filesystem::path& from, con
                     int steps) {
   States states;
   std::mutex mutex;
-  run_ranks(recipe.data * recipe.stages * recipe.tensor, [&](Rank& rank) {
-    PipelineModule module = pipeline_testing::pipeline_of(recipe);
-    auto engine =
-        trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, rank.size())});
-    if (!from.empty()) engine.load_checkpoint(from);
-    const MicroBatches batches = pipeline_testing::batches_of(engine.group().rank());
-    for (int step = 0; step < steps; ++step) engine.train_batch(batches);
+  after_steps(recipe, from, steps, [&](Rank& rank, PipelineEngine& engine) {
     if (!to.empty()) engine.save_checkpoint(to);
     for (const auto& item : engine.module().named_parameters()) {
       if (!find_managed(item.value())) continue;  // a copy of another stage's
