@@ -208,7 +208,7 @@ class Engine(ModelFiles, torch.nn.Module):
                 scope.look_at(tensors[0])
             if self._cut_by:
                 eager.check(self.module, self._cut_by)
-            if self._tensor_size > 1:
+            if self._tensor_size > 1 or self._program_slices > 1:
                 self._same_inputs.check(inputs, kwargs)
             if self._sequence_size > 1:
                 inputs, kwargs = self._own_tokens(inputs, kwargs)

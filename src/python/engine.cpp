@@ -311,6 +311,8 @@ void bind_engine(py::module_& module) {
   engine.def(py::init(&make_engine), py::arg("world"), py::arg("module"), py::arg("config"), py::arg("groups"),
              py::arg("make_client"), py::arg("output"), py::arg("facts") = py::none(),
              py::arg("unmanaged") = std::set<std::string>());
+  engine.def("check_same_inputs", &ModuleEngine::check_same_inputs, py::arg("values"),
+             py::call_guard<py::gil_scoped_release>());
   bind_passes(engine);
 }
 

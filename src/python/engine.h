@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "python/world.h"
+#include "trireme/comm/agreement.h"
 #include "trireme/engine/engine.h"
 
 namespace trireme::python {
@@ -31,6 +32,12 @@ class ModuleEngine final : private KeptModule, public Engine {
   void set_optimizer(const OptimizerChoice& choice) { training().set_optimizer(choice); }
   /// As no_sync(), without a scope and without an optimizer; `scope` is named where a step comes inside.
   void defer_reductions(const char* scope) { training().step().defer(scope); }
+  /// The first of `values` that differs over the ranks that have slices of the same layers. Collective there.
+  std::optional<size_t> check_same_inputs(const std::vector<int64_t>& values) {
+    Group* const slices = training().groups().slices;
+    const auto difference = slices != nullptr ? first_difference(*slices, values) : std::nullopt;
+    return difference ? std::optional(difference->index) : std::nullopt;
+  }
 };
 
 using EngineBaseClass = py::class_<EngineBase, std::shared_ptr<EngineBase>>;

@@ -2,7 +2,6 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/engine.h"
-#include "trireme/comm/agreement.h"
 #include "trireme/intercept/random_streams.h"
 
 namespace trireme::python {
@@ -54,14 +53,6 @@ void bind_parts(EngineBaseClass& engine) {
              const at::Tensor whole = engine.sequence() != nullptr ? engine.sequence()->whole_of(part) : at::Tensor();
              return whole.defined() ? std::optional(whole) : std::nullopt;
            })
-      .def(
-          "check_same_inputs",
-          [](const EngineBase& engine, const std::vector<int64_t>& values) -> std::optional<size_t> {
-            if (engine.tensor() == nullptr) return {};
-            const auto difference = first_difference(engine.tensor()->group(), values);
-            return difference ? std::optional(difference->index) : std::nullopt;
-          },
-          py::arg("values"), py::call_guard<py::gil_scoped_release>())
       .def("is_slice",
            [](const EngineBase& engine, const at::Tensor& tensor) {
              return engine.tensor() != nullptr && engine.tensor()->is_part(tensor);

@@ -6,6 +6,7 @@ from harness import Case, main
 
 _BEGIN = """
 import torch, deepspeed
+from megatron import Enter, Leave
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
@@ -24,31 +25,6 @@ class Mpu:
     get_model_parallel_group = lambda self: PAIRS[RANK // 2]
 
 
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        gradient = gradient.clone()
-        dist.all_reduce(gradient, group=Block.group)
-        return gradient
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        x = x.clone()
-        dist.all_reduce(x, group=Block.group)
-        return x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient
-
-
-# Whole, or this rank's half of the inner features.
 class Block(nn.Module):
     group = PAIRS[RANK // 2]
 
@@ -61,8 +37,8 @@ class Block(nn.Module):
                 parameter.tensor_model_parallel = True
 
     def forward(self, x):
-        y = self.fc2(F.gelu(self.fc1(Enter.apply(x) if self.is_cut else x)))
-        return x + (Leave.apply(y) if self.is_cut else y)
+        y = self.fc2(F.gelu(self.fc1(Enter.apply(x, Block.group) if self.is_cut else x)))
+        return x + (Leave.apply(y, Block.group) if self.is_cut else y)
 
 
 def cut(name, whole, place):

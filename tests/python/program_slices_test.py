@@ -6,6 +6,7 @@ from harness import Case, main
 
 _BEGIN = """
 import json, torch, deepspeed
+from megatron import Enter, Leave
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
@@ -30,30 +31,6 @@ def pair():
     return Mpu().get_model_parallel_group()
 
 
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        gradient = gradient.clone()
-        dist.all_reduce(gradient, group=pair())
-        return gradient
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        x = x.clone()
-        dist.all_reduce(x, group=pair())
-        return x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient
-
-
 class Block(nn.Module):
     # Whole with one slice; else this rank's slice of the two layers.
     def __init__(self, slices=1, marks=True):
@@ -67,8 +44,8 @@ class Block(nn.Module):
 
     def forward(self, x):
         y = self.norm(x)
-        y = self.down(F.gelu(self.up(Enter.apply(y) if self.slices > 1 else y)))
-        return x + (Leave.apply(y) if self.slices > 1 else y) + self.bias
+        y = self.down(F.gelu(self.up(Enter.apply(y, pair()) if self.slices > 1 else y)))
+        return x + (Leave.apply(y, pair()) if self.slices > 1 else y) + self.bias
 
 
 def layers_of(slices, marks=True):
@@ -234,6 +211,17 @@ module = nn.Sequential(*layers_of(2, marks=False))
 fill(module.named_parameters(), trained()[0])
 said = refused(lambda: deepspeed.initialize(model=module, config=config_of(1, 1), mpu=Mpu()))
 assert "parameter '1.up.weight' has other values on rank 1" in said and "tensor_model_parallel = True" in said, said
+""")
+
+    def test_other_batches_on_the_ranks_of_an_mpu_are_refused(self):
+        self.run_program(2, """
+module = nn.Sequential(*layers_of(2))
+fill(module.named_parameters(), trained()[0])
+for name, parameter in module.named_parameters():  # so that no gradient of a whole parameter shows it
+    parameter.requires_grad_(hasattr(parameter, "tensor_model_parallel"))
+engine, *_ = deepspeed.initialize(model=module, config=config_of(1, 1), mpu=Mpu())
+said = refused(lambda: engine(batch(RANK)[0]))
+assert "args[0] has other values on another rank" in said, said
 """)
 
 
