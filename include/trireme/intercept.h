@@ -77,6 +77,8 @@ struct ChainStart {
   bool is_first = true;                        ///< at the first link; else at `link`
   const InterceptScope* link = nullptr;        ///< null: behind the last pass, at the touch
   RandomStream stream = RandomStream::kModel;  ///< of the operator around it
+  std::optional<uint64_t> seed = {};           ///< of the operator around it
+  uint64_t draws = 0;                          ///< parts of it that have drawn by `seed`
 };
 
 /// One operator on its way: its arguments are the top `traits.arguments` values of `stack`; afterwards its results are
@@ -88,6 +90,10 @@ struct OperatorCall {
   torch::jit::Stack& stack;
   int depth = 0;  ///< how many operators it runs inside of: opened ones, and those that a pass computes
   RandomStream stream = RandomStream::kModel;  ///< where it draws from; a pass may choose another one
+  /// A pass may set it: the operator draws what its generator gives under this seed, on kSlice under one of this rank's
+  /// place, and the generator goes on afterwards as if nothing had been drawn. Its parts draw by seeds that follow from
+  /// it, the first one by it. A generator among the arguments is used as it is.
+  std::optional<uint64_t> seed = {};
   const InterceptScope* opener = nullptr;      ///< its parts run through the chain from there on: Next::open()
 
   c10::ArrayRef<c10::IValue> arguments() const { return torch::jit::last(stack, traits.arguments); }
@@ -137,6 +143,7 @@ class Next {
 
    private:
     const ChainStart outer_;
+    bool shares_seed_ = false;
   };
   Next(RankContext& context, const InterceptScope& scope) : context_(context), scope_(scope) {}
   const InterceptScope* after() const;
@@ -198,6 +205,7 @@ class RankContext {
   void touch_and_run(OperatorCall& call);
   void run_kernel(OperatorCall& call);
   void run_random(OperatorCall& call);
+  void run_seeded(OperatorCall& call);
 
   InterceptScope* first_ = nullptr;  // of those that have a pass
   RandomStreams streams_;
@@ -233,10 +241,11 @@ class [[nodiscard]] InterceptScope {
 };
 
 /// While it lives, operators that this thread calls run through the passes from `order` on only, and draw from
-/// `stream`: to run a recorded operator again, which has been through the earlier passes.
+/// `stream`, by `seed` where the recorded one did: to run a recorded operator again, which has been through the earlier
+/// passes.
 class [[nodiscard]] ChainFrom {
  public:
-  ChainFrom(PassOrder order, RandomStream stream);
+  ChainFrom(PassOrder order, RandomStream stream, std::optional<uint64_t> seed = {});
   ~ChainFrom();
   ChainFrom(const ChainFrom&) = delete;
   ChainFrom& operator=(const ChainFrom&) = delete;

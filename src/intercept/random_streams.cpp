@@ -96,6 +96,10 @@ void RandomStreams::seed(c10::Device device, uint64_t seed) {
   forget_slice(device);
 }
 
+uint64_t RandomStreams::seed_in(RandomStream stream, uint64_t seed) const {
+  return stream == RandomStream::kSlice ? stream_seed(seed, place_) : seed;
+}
+
 at::Generator RandomStreams::generator(RandomStream stream, c10::Device device) {
   if (stream == RandomStream::kModel)
     return device.is_cpu() && own_.defined() ? own_ : at::globalContext().defaultGenerator(device);
@@ -103,7 +107,7 @@ at::Generator RandomStreams::generator(RandomStream stream, c10::Device device) 
     if (made_for == device) return slice;
   const at::Generator model = generator(RandomStream::kModel, device);
   at::Generator slice = model.clone();
-  seed_generator(slice, stream_seed(model.current_seed(), place_));
+  seed_generator(slice, seed_in(stream, model.current_seed()));
   slices_.emplace_back(device, slice);
   return slice;
 }

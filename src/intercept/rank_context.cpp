@@ -136,8 +136,22 @@ c10::Device device_of(const OperatorCall& call) {
     if (!device && tensor.defined()) device = tensor.device();
   });
   for (const c10::IValue& argument : call.arguments())
-    if (!device && argument.isDevice()) device = at::globalContext().defaultGenerator(argument.toDevice()).device();
+    if (!device && argument.isDevice()) {
+      device = argument.toDevice();
+      if (!device->is_meta()) device = at::globalContext().defaultGenerator(*device).device();
+    }
   return device.value_or(c10::kCPU);
+}
+
+bool has_generator(const OperatorCall& call) {
+  return std::ranges::any_of(call.arguments(), [](const c10::IValue& argument) { return argument.isGenerator(); });
+}
+
+/// The seed of an operator that is called now. Parts of one that draws by a seed draw by different ones.
+std::optional<uint64_t> next_seed(const OperatorTraits& traits, ChainStart& start) {
+  if (!start.seed || !traits.random) return start.seed;
+  const uint64_t drawn = start.draws++;
+  return drawn == 0 ? *start.seed : stream_seed(*start.seed, drawn);
 }
 
 // Proves once per process that the key reaches our fallback: libtorch may move or rename a key that is meant for its
@@ -182,7 +196,13 @@ void RankContext::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   // Owners keep what the running operator touched until the serial number grows.
   if (this_thread.depth == 0) this_thread.serial = ++serials_;
   const OperatorTraits traits = traits_of(op);
-  OperatorCall call{op, keys, traits, *stack, this_thread.depth, this_thread.start.stream};
+  OperatorCall call{.op = op,
+                    .keys = keys,
+                    .traits = traits,
+                    .stack = *stack,
+                    .depth = this_thread.depth,
+                    .stream = this_thread.start.stream,
+                    .seed = next_seed(traits, this_thread.start)};
   run(call, this_thread.start.is_first ? first_ : this_thread.start.link);
 }
 
@@ -213,9 +233,11 @@ void RankContext::run_kernel(OperatorCall& call) {
 // Composite operators (dropout, randn) have no generator argument to fill in, so the default generator takes on the
 // state of the stream's generator while the operator runs.
 void RankContext::run_random(OperatorCall& call) {
+  if (call.seed && !has_generator(call)) return run_seeded(call);
   const bool is_slice = call.stream == RandomStream::kSlice;
   if (!is_slice && !streams_.has_own_generator()) return call.op.redispatchBoxed(call.keys, &call.stack);
   const c10::Device device = is_slice ? device_of(call) : c10::Device(c10::kCPU);
+  if (device.is_meta()) return call.op.redispatchBoxed(call.keys, &call.stack);  // there is nothing to draw
   std::lock_guard lock(default_generator_mutex);
   at::Generator shared = at::globalContext().defaultGenerator(device);
   at::Generator own = streams_.generator(call.stream, device);
@@ -230,6 +252,21 @@ void RankContext::run_random(OperatorCall& call) {
       shared.set_state(kept);
     }
   } restore{shared, own, kept};
+  call.op.redispatchBoxed(call.keys, &call.stack);
+}
+
+void RankContext::run_seeded(OperatorCall& call) {
+  const c10::Device device = device_of(call);
+  if (device.is_meta()) return call.op.redispatchBoxed(call.keys, &call.stack);  // there is nothing to draw
+  std::lock_guard lock(default_generator_mutex);
+  at::Generator shared = at::globalContext().defaultGenerator(device);
+  const at::Tensor kept = shared.get_state();
+  struct Restore {
+    at::Generator& shared;
+    const at::Tensor& kept;
+    ~Restore() { shared.set_state(kept); }
+  } restore{shared, kept};
+  shared.set_current_seed(streams_.seed_in(call.stream, *call.seed));
   call.op.redispatchBoxed(call.keys, &call.stack);
 }
 
@@ -250,19 +287,28 @@ const InterceptScope* Next::after() const { return scope_.next_; }
 
 Next::Inside::Inside(const OperatorCall& call, const InterceptScope* first) : outer_(this_thread.start) {
   ++this_thread.depth;
-  this_thread.start = {.is_first = false, .link = first, .stream = call.stream};
+  // Parts of an operator that does not draw itself go on counting those of the one around it.
+  shares_seed_ = outer_.seed && !call.traits.random;
+  this_thread.start = {.is_first = false,
+                       .link = first,
+                       .stream = call.stream,
+                       .seed = call.seed,
+                       .draws = shares_seed_ ? outer_.draws : 0};
   c10::impl::tls_set_dispatch_key_excluded(kInterceptKey, false);
 }
 
 Next::Inside::~Inside() {
   c10::impl::tls_set_dispatch_key_excluded(kInterceptKey, true);
+  const uint64_t draws = shares_seed_ ? this_thread.start.draws : outer_.draws;
   this_thread.start = outer_;
+  this_thread.start.draws = draws;
   --this_thread.depth;
 }
 
-ChainFrom::ChainFrom(PassOrder order, RandomStream stream) : outer_(this_thread.start) {
+ChainFrom::ChainFrom(PassOrder order, RandomStream stream, std::optional<uint64_t> seed) : outer_(this_thread.start) {
   const RankContext* context = RankContext::current();
-  if (context != nullptr) this_thread.start = {.is_first = false, .link = context->first_of(order), .stream = stream};
+  if (context != nullptr)
+    this_thread.start = {.is_first = false, .link = context->first_of(order), .stream = stream, .seed = seed};
 }
 
 ChainFrom::~ChainFrom() { this_thread.start = outer_; }

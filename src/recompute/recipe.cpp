@@ -85,7 +85,8 @@ Recipe::Recipe(std::shared_ptr<RecipeShop> shop, const OperatorCall& call)
       arguments_(call.arguments().vec()),
       surroundings_(std::in_place, tensors_in(arguments_), call.traits.random),
       is_random_(call.traits.random),
-      stream_(call.stream) {
+      stream_(call.stream),
+      seed_(call.seed) {
   for (c10::IValue& argument : arguments_)
     replace_tensors(argument, [&](const at::Tensor& tensor) {
       Ingredient ingredient;
@@ -159,7 +160,7 @@ void Recipe::run() {
   const SaveScope scope(collector);
   const at::AutoGradMode grad_mode(wants_saved_);
   // Passes of the orders before have had their part in the arguments.
-  const ChainFrom chain(PassOrder::kTouch, stream_);
+  const ChainFrom chain(PassOrder::kTouch, stream_, seed_);
   op_.callBoxed(&stack);
   ++shop_->counters.recomputed;
   for (size_t i = 0; i < collector.saved.size(); ++i) given_[{Yield::Kind::kSaved, i}] = collector.saved[i];

@@ -101,6 +101,7 @@ class Recipe {
   const std::optional<Surroundings> surroundings_;
   const bool is_random_;
   const RandomStream stream_;
+  const std::optional<uint64_t> seed_;
 
   int64_t claims_ = 0;
   bool wants_saved_ = false;

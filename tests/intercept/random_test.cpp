@@ -21,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/draw_by_seeds.h"
 #include "tests/support/draw_from_slice.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
@@ -138,6 +139,108 @@ TEST(ManualSeed, SeedsTheRankAloneWhereItHasAGenerator) {
     manual_seed(2);
     EXPECT_FALSE(at::equal(first, at::randn({10})));
   });
+  EXPECT_TRUE(at::equal(default_state(), state));
+}
+
+TEST(ASeed, GivesWhatTheGeneratorGivesUnderItAndLeavesThatAlone) {
+  for (const Draw& draw : all_draws()) {
+    if (draw.name == "LSTM with dropout") continue;  // two operators that draw: parameters, then dropout
+    manual_seed(7);
+    const at::Tensor expected = draw.draw();
+    manual_seed(1);
+    at::randn({3});  // half a pair of normal numbers stays behind
+    const at::Tensor state = default_state();
+    {
+      const testing::DrawBySeeds seeds(7);
+      EXPECT_TRUE(at::equal(draw.draw(), expected)) << draw.name;
+    }
+    EXPECT_TRUE(at::equal(default_state(), state)) << draw.name << " disturbed the default generator";
+    in_rank(7, [&] {
+      const at::Tensor own = RandomStreams::current().state(RandomStream::kModel, c10::kCPU);
+      const testing::DrawBySeeds seeds(7);
+      EXPECT_TRUE(at::equal(draw.draw(), expected)) << draw.name << " of a rank with a generator";
+      EXPECT_TRUE(at::equal(RandomStreams::current().state(RandomStream::kModel, c10::kCPU), own)) << draw.name;
+    });
+    EXPECT_TRUE(at::equal(default_state(), state)) << draw.name << " disturbed the default generator";
+  }
+}
+
+TEST(ASeed, SurvivesAnOperatorThatThrows) {
+  const at::Tensor state = default_state();
+  const testing::DrawBySeeds seeds(7);
+  EXPECT_ANY_THROW(at::multinomial(at::ones({3}), 20));
+  EXPECT_TRUE(at::equal(default_state(), state));
+}
+
+TEST(ASeed, GivesWayToAGeneratorThatIsPassed) {
+  at::Generator passed = at::detail::createCPUGenerator(3);
+  const at::Tensor expected = at::randn({10}, passed);
+  manual_seed(3);
+  const at::Tensor of_default = at::randn({10}, at::detail::getDefaultCPUGenerator());
+  manual_seed(3);
+  const testing::DrawBySeeds seeds(7);
+  at::Generator again = at::detail::createCPUGenerator(3);
+  EXPECT_TRUE(at::equal(at::randn({10}, again), expected));
+  EXPECT_TRUE(at::equal(at::randn({10}, at::detail::getDefaultCPUGenerator()), of_default));
+  EXPECT_FALSE(at::equal(at::randn({10}, at::detail::getDefaultCPUGenerator()), of_default));  // it went on
+}
+
+TEST(ASeed, GivesEveryPlaceNumbersOfItsOwnOnKSlice) {
+  const auto mask = [](uint64_t place, uint64_t seed) {
+    RandomStreams::current().set_slice(place);
+    const testing::DrawBySeeds seeds(seed);
+    const testing::DrawFromSlice slices;
+    return at::dropout(at::ones({100}), 0.5, true);
+  };
+  in_rank(1, [&] {
+    const at::Tensor first = mask(0, 7);
+    EXPECT_FALSE(at::equal(mask(1, 7), first));
+    EXPECT_FALSE(at::equal(mask(0, 8), first));
+    EXPECT_TRUE(at::equal(mask(0, 7), first));
+    EXPECT_FALSE(RandomStreams::current().state(RandomStream::kSlice, c10::kCPU).defined());
+  });
+}
+
+TEST(ASeed, OfAnOperatorThatDrawsNothingSinceItHasNoMemory) {
+  const testing::DrawBySeeds seeds(7);
+  const at::Tensor x = at::ones({3}, at::kMeta);
+  EXPECT_TRUE(at::dropout(x, 0.5, true).is_meta());
+  EXPECT_TRUE(at::randn({3}, at::kMeta).is_meta());
+}
+
+/// Computes dropout by two of them, of the halves.
+class Halves final : public Pass {
+ public:
+  PassOrder order() const override { return PassOrder::kTensor; }
+  void run(OperatorCall& call, Next next) override {
+    if (call.op.schema().name() != "aten::dropout") return next(call);
+    const at::Tensor x = call.arguments()[0].toTensor();
+    const at::Tensor result = next.run(call, [&] {
+      const at::Tensor first = at::dropout(x.narrow(0, 0, 50), 0.5, true);
+      return at::cat({first, at::dropout(x.narrow(0, 50, 50), 0.5, true)});
+    });
+    torch::jit::drop(call.stack, call.traits.arguments);
+    call.stack.emplace_back(result);
+  }
+
+ private:
+  const InterceptScope scope_{InterceptScope::Watch::kWrites, this};
+};
+
+TEST(ASeed, IsThatOfTheFirstPartThatDrawsAndTheOthersDrawApart) {
+  const at::Tensor ones = at::ones({100}), half = at::ones({50});
+  manual_seed(7);
+  const at::Tensor expected = at::dropout(half, 0.5, true);
+  const at::Tensor state = default_state();
+  const Halves halves;
+  const auto draw = [&] {
+    const testing::DrawBySeeds seeds(7);
+    return at::dropout(ones, 0.5, true);
+  };
+  const at::Tensor drawn = draw();
+  EXPECT_TRUE(at::equal(drawn.narrow(0, 0, 50), expected));
+  EXPECT_FALSE(at::equal(drawn.narrow(0, 50, 50), expected));
+  EXPECT_TRUE(at::equal(draw(), drawn));
   EXPECT_TRUE(at::equal(default_state(), state));
 }
 

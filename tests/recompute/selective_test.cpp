@@ -22,6 +22,7 @@
 #include "tests/recompute/gradients.h"
 #include "tests/support/count_of.h"
 #include "tests/support/counting_storage.h"
+#include "tests/support/draw_by_seeds.h"
 #include "tests/support/draw_from_slice.h"
 #include "tests/support/live_bytes.h"
 #include "trireme/intercept.h"
@@ -201,6 +202,16 @@ TEST_F(Selective, DropoutThatRunsAgainDrawsFromItsStream) {
     });
     EXPECT_GT(counters.recomputed, 0);
   }
+}
+
+TEST_F(Selective, DropoutThatRunsAgainDrawsByItsSeed) {
+  const auto counters = compare([&](const at::Tensor& t) {
+    const testing::DrawBySeeds seeds(7);  // over before backward
+    const auto h = at::linear(t, gate);
+    const auto activated = at::silu(h);
+    return at::linear(activated * at::dropout(h, 0.5, true), down);
+  });
+  EXPECT_GT(counters.recomputed, 0);
 }
 
 TEST_F(Selective, AnOperatorThatRunsAgainIsNotSeenByTheEarlierPasses) {

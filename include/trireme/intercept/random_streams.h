@@ -40,6 +40,8 @@ class RandomStreams {
   /// Seeds the streams of a device.
   void seed(c10::Device device, uint64_t seed);
 
+  /// The seed by which an operator draws that is to draw by `seed` (OperatorCall::seed): on kSlice that of this place.
+  uint64_t seed_in(RandomStream stream, uint64_t seed) const;
   /// The generator of a stream. kSlice's is made from kModel's seed by the first call.
   at::Generator generator(RandomStream stream, c10::Device device);
 
