@@ -94,7 +94,7 @@ struct OperatorCall {
   /// place, and the generator goes on afterwards as if nothing had been drawn. Its parts draw by seeds that follow from
   /// it, the first one by it. A generator among the arguments is used as it is.
   std::optional<uint64_t> seed = {};
-  const InterceptScope* opener = nullptr;      ///< its parts run through the chain from there on: Next::open()
+  const InterceptScope* opener = nullptr;  ///< its parts run through the chain from there on: Next::open()
 
   c10::ArrayRef<c10::IValue> arguments() const { return torch::jit::last(stack, traits.arguments); }
   c10::ArrayRef<c10::IValue> results() const { return torch::jit::last(stack, op.schema().returns().size()); }

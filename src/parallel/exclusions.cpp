@@ -25,6 +25,8 @@ bool is_on(Feature feature, const ParallelOptions& options) {
       return options.pager.disk.is_on();
     case Feature::kShardedTokens:
       return options.shards_tokens;
+    case Feature::kOwnership:
+      return options.has_ownership;
     default:
       return false;
   }
@@ -55,6 +57,16 @@ const std::vector<Exclusion>& exclusions() {
        "parameter_groups: {} of them beside a client_optimizer, which has its own; let the factory make them",
        EngineCall::kInitialize, ErrorCode::kConfig},
       {kDeterministic, kCoalesced, kReducedOnce, EngineCall::kBackward, ErrorCode::kState},
+      {kOwnership, kNoSync, kNoScopeInSteps, EngineCall::kForward, ErrorCode::kState},
+      {kOwnership, kCoalesced, kNoScopeInSteps, EngineCall::kForward, ErrorCode::kState},
+      {kOwnership, kRecomputeLayers,
+       "`trireme.recompute` = \"full\": a step function over {} stages does not run layers again yet; write "
+       "\"selective\" or \"none\"",
+       EngineCall::kInitialize, ErrorCode::kConfig},
+      {kOwnership, kRecomputeByCall,
+       "recompute(): a step function over stages does not run a part of a model again yet; write "
+       "`trireme.recompute` = \"selective\"",
+       EngineCall::kForward, ErrorCode::kState},
   };
   static const std::vector<Exclusion> all = [] {
     std::vector<Exclusion> rows;

@@ -127,8 +127,10 @@ std::vector<PlannedPass> passes_of(const ParallelPlan& plan, const ParallelOptio
   std::vector<PlannedPass> passes;
   for (const PlannedAxis& axis : plan.axes) {
     if (axis.size == 1 || axis.part->pass == nullptr) continue;
-    passes.push_back(axis.part->pass(options));
-    passes.back().axes = {axis.part->name};
+    std::optional<PlannedPass> pass = axis.part->pass(options);
+    if (!pass) continue;
+    pass->axes = {axis.part->name};
+    passes.push_back(*std::move(pass));
   }
   if (options.computes_in_tiles) passes.push_back({PassOrder::kTiles, "tiles"});
   if (options.recomputes_selectively) passes.push_back({PassOrder::kRecompute, "recompute"});

@@ -109,7 +109,9 @@ at::Tensor TrainStep::scale(const at::Tensor& output) const {
 void TrainStep::backward_from(const torch::autograd::edge_list& outputs, const std::vector<at::Tensor>& gradients,
                               const PassOptions& options) {
   require_there("backward");
-  window_.begin_pass();
+  if (options.goes_on && options.ends_micro_batch)
+    throw Error(ErrorCode::kInternal, "backward: a piece ends its micro-batch, and another one is to follow");
+  window_.begin_pass(options.goes_on);
   const CallerScope caller("backward");
   std::optional<ScaledPasses::Scope> scaled;
   if (scaled_passes_) scaled.emplace(*scaled_passes_);
@@ -118,6 +120,7 @@ void TrainStep::backward_from(const torch::autograd::edge_list& outputs, const s
   torch::autograd::Engine::get_default_engine().execute(outputs, gradients,
                                                         options.retain_graph || options.create_graph,
                                                         options.create_graph, /*accumulate_grad=*/true, options.to);
+  if (options.goes_on) return;
   // The deterministic order is by micro-batch.
   if (options.ends_micro_batch || !pager_->policy().deterministic) pager_->end_backward();
 }
@@ -301,7 +304,12 @@ void TrainStep::set_batch(int64_t micro_batch_size, int64_t accumulation_steps) 
   require_there("set_batch");
   options_.micro_batch_size = micro_batch_size;
   options_.accumulation_steps = accumulation_steps;
-  pager_->set_accumulation_steps(accumulation_steps);
+  pager_->set_accumulation_steps(divisor_.value_or(accumulation_steps));
+}
+
+void TrainStep::divide_gradients_by(std::optional<int64_t> divisor) {
+  divisor_ = divisor;
+  set_batch(options_.micro_batch_size, options_.accumulation_steps);
 }
 
 void TrainStep::tell_missing_backward() {

@@ -21,8 +21,8 @@ const AxisPart& mirror_axis() {
                                 .shards_states = false,
                                 .law = GradientLaw::kParts,
                                 .together = "mirror each other",
-                                .pass = [](const ParallelOptions&) -> PlannedPass {
-                                  return {PassOrder::kRecompute, "mirrors"};
+                                .pass = [](const ParallelOptions&) -> std::optional<PlannedPass> {
+                                  return PlannedPass{PassOrder::kRecompute, "mirrors"};
                                 },
                                 .exclusions = {{.other = Feature::kDeterministic, .text = "{}: {} mirrors draw apart"},
                                                {.other = Feature::kTensor, .text = "{} mirrors of {} slices"}}};

@@ -284,6 +284,19 @@ TEST(ParallelPlan, PassesStandInTheOrderOfTheChain) {
       }
 }
 
+TEST(ParallelPlan, OwnershipIsTheOutermostPassWhereThereAreStages) {
+  const auto passes = [](int pipe, bool has_ownership) {
+    const Degrees degrees{.data = 2, .pipe = pipe};
+    return make_plan(topology_of(degrees, 2 * pipe), 0, {.degrees = degrees, .has_ownership = has_ownership}).passes;
+  };
+  const std::vector<PlannedPass> planned = passes(2, true);
+  ASSERT_EQ(planned.size(), 2u);
+  EXPECT_EQ(planned.front().order, PassOrder::kOwnership);
+  EXPECT_EQ(planned.front().axes, std::vector<std::string>{"pipe"});
+  EXPECT_EQ(passes(1, true).size(), 1u);
+  EXPECT_EQ(passes(2, false).size(), 1u);  // a PipelineModule's
+}
+
 TEST(ParallelPlan, RefusesAxesAndDegreesByName) {
   EXPECT_EQ(
       refusal_of(Topology({{"data", 2}, {"other", 2}}), {.degrees = {.data = 2}}),
@@ -344,6 +357,16 @@ TEST(Exclusions, ThatOptionsTellAreRefusedByThePlan) {
        [](ParallelOptions& options) { options.degrees = {.data = 1, .tensor = 2, .model = 2}; }},
       {{Feature::kProgramSlices, Feature::kSequence},
        [](ParallelOptions& options) { options.degrees = {.data = 1, .sequence = 2, .model = 2}; }},
+      {{Feature::kOwnership, Feature::kTensor},
+       [](ParallelOptions& options) {
+         options.degrees = {.data = 1, .pipe = 2, .tensor = 2};
+         options.has_ownership = true;
+       }},
+      {{Feature::kOwnership, Feature::kProgramSlices},
+       [](ParallelOptions& options) {
+         options.degrees = {.data = 1, .pipe = 2, .model = 2};
+         options.has_ownership = true;
+       }},
       {{Feature::kPipeline, Feature::kSequence},
        [](ParallelOptions& options) { options.degrees = {.data = 1, .pipe = 2, .sequence = 2}; }},
   };

@@ -83,8 +83,8 @@ class Pager {
   /// Like owned() for the frozen units (gradients undefined).
   const std::vector<OwnedSlice>& owned_frozen() const;
 
-  /// Gradients are divided by `steps`, micro-batches of a window, and under gradient_op kMean by ShardMesh::divisor().
-  /// At first 1. Set it only between windows.
+  /// Gradients are divided by `steps`, as a rule the micro-batches of a window, and under gradient_op kMean by
+  /// ShardMesh::divisor(). At first 1. Set it only between windows.
   void set_accumulation_steps(int64_t steps);
 
   /// `check` is called with each gradient that backward produces, before it is taken. What it throws ends the backward

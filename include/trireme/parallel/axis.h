@@ -53,7 +53,8 @@ struct AxisPart {
   const char* described = nullptr;      ///< in a sentence about a run; "{}": their number
   const char* mismatch = nullptr;       ///< text of an error where the topology says another number; "{}": the two
   std::optional<Feature> feature = {};  ///< the axis, in exclusions of other axes
-  PlannedPass (*pass)(const ParallelOptions&) = {};  ///< cut activations in this pass; null: in none
+  /// Exchange activations in this pass; null, or nothing: in none.
+  std::optional<PlannedPass> (*pass)(const ParallelOptions&) = {};
   std::vector<AxisExclusion> exclusions = {};
 };
 

@@ -26,6 +26,7 @@ enum class Feature : uint8_t {
   kStatesOnDisk,
   kWeightsOnDisk,
   kPipeline,
+  kOwnership,  ///< a step function over stages that own parts of a model
   kSequence,
   kTensor,
   kProgramSlices,  ///< layers that the program has cut itself
@@ -58,6 +59,9 @@ struct Exclusion {
 inline constexpr const char* kNoScope =
     "no_sync(), coalesce_grad_reduction(): a schedule says when gradients are reduced, so a PipelineEngine has no such "
     "scope";
+inline constexpr const char* kNoScopeInSteps =
+    "no_sync(), coalesce_grad_reduction(): a schedule says when gradients are reduced, so a step function over stages "
+    "has no such scope; call it once for each part of a batch, with more micro-batches";
 /// The text of a row whose error has other causes too.
 inline constexpr const char* kNoLayers =
     "`trireme.recompute` = \"full\": module '{}' does not say where its layers begin: it has no list of modules of one "

@@ -33,6 +33,7 @@ struct ParallelOptions {
   bool shards_tokens = false;  ///< TensorParallelOptions::sequence_parallel
   bool recomputes_selectively = false;
   bool computes_in_tiles = false;
+  bool has_ownership = false;  ///< stages own parts of an unmodified model: Ownership
   std::vector<const AxisPart*> axes = all_axes();
 };
 

@@ -24,9 +24,10 @@ class AccumulationWindow {
   /// The name of the open scope in which nothing is reduced; null: none is open.
   const char* deferral() const { return deferral_; }
 
-  void begin_pass() {
+  /// `goes_on`: it is a piece of a pass, and another one follows.
+  void begin_pass(bool goes_on) {
     has_backward_ = true;
-    ++backward_passes_;
+    if (!goes_on) ++backward_passes_;
   }
   /// Called at the beginning of step(): whether this rank had a backward pass for it, since the last step() or earlier
   /// in the window.

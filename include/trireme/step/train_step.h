@@ -84,13 +84,18 @@ class TrainStep {
   /// Throws    as check_has_graph().
   at::Tensor scale(const at::Tensor& output) const;
   struct PassOptions {
-    bool retain_graph = false;           ///< another backward goes through the same graph
-    bool create_graph = false;           ///< gradients of gradients will be taken
-    bool ends_micro_batch = false;       ///< it is the micro-batch's last pass; false: step() ends the micro-batch
+    bool retain_graph = false;      ///< another backward goes through the same graph
+    bool create_graph = false;      ///< gradients of gradients will be taken
+    bool ends_micro_batch = false;  ///< it is the micro-batch's last pass; false: step() ends the micro-batch
+    /// It is a piece of a pass, which the next call goes on with: the pass counts once, and ends with its last piece.
+    bool goes_on = false;
     torch::autograd::edge_list to = {};  ///< leaves that get gradients; empty: all
   };
   /// A backward pass from `outputs`, whose `gradients` carry the loss scale where there is one: by scale() of the
-  /// output, or by the pass that they come from. Collective at ZeRO stages 2 and 3.
+  /// output, or by the pass that they come from. Without `outputs` the pass reaches nothing here, and is one all the
+  /// same. Collective at ZeRO stages 2 and 3, where only the last piece of a pass sends what is incomplete.
+  ///
+  /// Throws    Error(kInternal): a piece that ends a micro-batch and goes on.
   void backward_from(const torch::autograd::edge_list& outputs, const std::vector<at::Tensor>& gradients,
                      const PassOptions& options);
 
@@ -128,6 +133,9 @@ class TrainStep {
   void tell_missing_step();
   /// Changes the batch sizes. Requires  no window is open.
   void set_batch(int64_t micro_batch_size, int64_t accumulation_steps);
+  /// Gradients are divided by `divisor` from now on (1: a window's are summed); nothing: by accumulation_steps().
+  /// Requires  no window is open.
+  void divide_gradients_by(std::optional<int64_t> divisor);
   int64_t accumulation_steps() const { return options_.accumulation_steps; }
 
   /// The last step() changed the weights. Waits for a device, as outcome(), progress(), loss_scale(), state() and
@@ -184,6 +192,7 @@ class TrainStep {
   std::unique_ptr<StepAgreement> agreement_;
   std::optional<ScaledPasses> scaled_passes_;  ///< where something computes in fp16
   std::optional<MicroBatchStreams> streams_;   ///< in deterministic mode
+  std::optional<int64_t> divisor_;             ///< divide_gradients_by()
   AccumulationWindow window_;
   TrainingProgress progress_;
   bool has_ended_window_ = false;  ///< by the last step()

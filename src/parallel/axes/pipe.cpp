@@ -1,6 +1,7 @@
 // Stages of layers: one rank of each stage is a pipeline.
 #include "trireme/pager/layout/refusals.h"
 #include "trireme/parallel/axis.h"
+#include "trireme/parallel/plan.h"
 
 namespace trireme {
 
@@ -20,6 +21,10 @@ const AxisPart& pipe_axis() {
           "degrees.pipe={}, and this engine's ranks have {} on the axis \"pipe\"; train a PipelineModule, which "
           "cuts a model into stages, or leave it 1",
       .feature = kPipeline,
+      .pass = [](const ParallelOptions& options) -> std::optional<PlannedPass> {
+        if (!options.has_ownership) return std::nullopt;
+        return PlannedPass{PassOrder::kOwnership, "ownership"};
+      },
       .exclusions = {
           {kSequence,
            "axes \"pipe\" of {} and \"sequence\" of {} ranks: a pipeline does not send parts of sequences yet; make "
@@ -27,6 +32,20 @@ const AxisPart& pipe_axis() {
           {kShardedTokens,
            "tensor_parallel.sequence_parallel: a pipeline does not send parts of sequences yet; remove the key, or "
            "make stages 1"},
+          {.other = kTensor,
+           .text = "axes \"pipe\" of {} and \"tensor\" of {} ranks: stages of a step function do not own slices of "
+                   "layers yet; make one of the two 1, or train a PipelineModule",
+           .option = kOwnership},
+          {.other = kProgramSlices,
+           .text =
+               "axes \"pipe\" of {} and \"model\" of {} ranks: stages of a step function do not own layers that the "
+               "program has cut yet; make one of the two 1, or train a PipelineModule",
+           .option = kOwnership},
+          {.other = kPipeline,
+           .text = "{} is a PipelineModule, which is cut into stages already; give the step function the model that it "
+                   "was made of",
+           .option = kOwnership,
+           .at = EngineCall::kInitialize},
           {.other = kRecomputeLayers, .text = kNoLayers, .at = EngineCall::kInitialize, .code = ErrorCode::kConfig},
           {.other = kLeafModules, .text = kNoLeafModule, .at = EngineCall::kInitialize, .code = ErrorCode::kConfig},
           {.other = kNoSync, .text = kNoScope, .at = EngineCall::kForward, .code = ErrorCode::kState},

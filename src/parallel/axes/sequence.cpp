@@ -20,9 +20,9 @@ const AxisPart& sequence_axis() {
       .mismatch =
           "sequence_parallel_size={}, and the grid has {} ranks on the axis \"sequence\"; make the two the same",
       .feature = kSequence,
-      .pass = [](const ParallelOptions& options) -> PlannedPass {
+      .pass = [](const ParallelOptions& options) -> std::optional<PlannedPass> {
         const bool is_ring = options.sequence_attention == SequenceAttention::kRing;
-        return {PassOrder::kSequence, is_ring ? "sequence, ring" : "sequence, Ulysses"};
+        return PlannedPass{PassOrder::kSequence, is_ring ? "sequence, ring" : "sequence, Ulysses"};
       },
       .exclusions = {
           {kTensor,

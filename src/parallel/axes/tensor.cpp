@@ -18,8 +18,8 @@ const AxisPart& tensor_axis() {
       .mismatch =
           "tensor_parallel.autotp_size={}, and the grid has {} ranks on the axis \"tensor\"; make the two the same",
       .feature = kTensor,
-      .pass = [](const ParallelOptions&) -> PlannedPass {
-        return {PassOrder::kTensor, "tensor"};
+      .pass = [](const ParallelOptions&) -> std::optional<PlannedPass> {
+        return PlannedPass{PassOrder::kTensor, "tensor"};
       },
       .exclusions = {{.other = kMatrixOptimizer,
                       .text =
