@@ -4,7 +4,6 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -23,22 +22,6 @@ namespace {
 using pipeline::Instruction;
 using pipeline::Kind;
 using torch::autograd::impl::gradient_edge;
-
-/// Hands on the gradient.
-struct Identity : torch::autograd::Node {
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-    return std::move(gradients);
-  }
-};
-
-/// `leaf` with its memory and its gradient, but no leaf: a layer may write into it.
-at::Tensor writable(const at::Tensor& leaf) {
-  const NodePtr node = make_node<Identity>();
-  node->set_next_edges(torch::autograd::collect_next_edges(leaf));
-  at::Tensor value = leaf.detach();
-  torch::autograd::set_history(value, node);
-  return value;
-}
 
 bool splits(const pipeline::Schedule& schedule) {
   for (const std::vector<pipeline::Step>& stream : schedule.streams)

@@ -1,9 +1,12 @@
-// How autograd holds its nodes: by std::shared_ptr in torch 2.11, by c10::intrusive_ptr in later versions.
+// How autograd holds its nodes: by std::shared_ptr in torch 2.11, by c10::intrusive_ptr in later versions. And nodes of
+// our own.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 
 #include <memory>
 #include <type_traits>
@@ -32,6 +35,28 @@ NodePtr hold_node(Kind& node) {
     return node.shared_from_this();
   else
     return c10::intrusive_ptr<Kind>::reclaim_copy(&node);
+}
+
+/// Hands on the gradient.
+struct Identity : torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    return std::move(gradients);
+  }
+};
+
+/// A tensor with the memory of `data` whose gradient goes to `node`. It is no leaf and no view: a layer may write into
+/// it.
+inline at::Tensor with_history(const at::Tensor& data, const NodePtr& node) {
+  at::Tensor tensor = data.detach();
+  torch::autograd::set_history(tensor, node);
+  return tensor;
+}
+
+/// `leaf` with its memory and its gradient, but no leaf: a layer may write into it.
+inline at::Tensor writable(const at::Tensor& leaf) {
+  const NodePtr node = make_node<Identity>();
+  node->set_next_edges(torch::autograd::collect_next_edges(leaf));
+  return with_history(leaf, node);
 }
 
 }  // namespace trireme
