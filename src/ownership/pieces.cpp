@@ -1,0 +1,199 @@
+#include "ownership/pieces.h"
+
+#include <ATen/SequenceNumber.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "trireme/base/error.h"
+#include "trireme/intercept.h"
+
+namespace trireme::ownership {
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+using torch::autograd::impl::gradient_edge;
+
+/// The end of a piece's graph: keeps the gradient that comes to it. A leaf would keep the memory of the forward, too.
+struct Catcher final : Node {
+  variable_list apply(variable_list&& gradients) override {
+    if (gradient.defined())
+      throw Error(ErrorCode::kInternal, "ownership: backward went through one piece of a micro-batch twice");
+    gradient = std::move(gradients.at(0));
+    return {};
+  }
+  at::Tensor gradient;
+};
+
+/// The history of what stands for a tensor of an earlier piece.
+struct StandIn final : Identity {};
+
+bool needs_gradient(const at::Tensor& tensor) {
+  return at::GradMode::is_enabled() && tensor.defined() && tensor.requires_grad();
+}
+
+const at::TensorBase& base_of(const at::Tensor& tensor) {
+  return tensor.is_view() ? tensor._base() : static_cast<const at::TensorBase&>(tensor);
+}
+
+/// A node whose gradient, of a tensor like `tensor`, goes on to `to`.
+template <class Kind>
+Edge in_front_of(Edge to, const at::Tensor& tensor) {
+  const NodePtr node = make_node<Kind>();
+  node->add_next_edge(std::move(to));
+  return {node, node->add_input_metadata(tensor)};
+}
+
+at::Tensor take_caught(const NodePtr& catcher) {
+  return std::exchange(static_cast<Catcher&>(*catcher).gradient, at::Tensor());
+}
+
+}  // namespace
+
+Pieces::Pieces() { begin_piece(); }
+
+void Pieces::begin_piece() { pieces_.push_back({.begin = at::sequence_number::peek()}); }
+
+// --- forward ---
+
+void Pieces::begin_receive() {
+  if (pieces_.back().has_sent) begin_piece();
+}
+
+void Pieces::sent(const at::Tensor& tensor, TransferId id) {
+  note_sent();
+  if (!needs_gradient(tensor)) return;
+  Place place = place_of(tensor);
+  pieces_[place.piece].roots.push_back({in_front_of<Identity>(std::move(place.edge), tensor), id});
+}
+
+at::Tensor Pieces::received(const at::Tensor& data, TransferId id) {
+  begin_receive();
+  const WithoutInterception own_operators;
+  const NodePtr catcher = make_node<Catcher>();
+  pieces_.back().received.push_back({id, catcher});
+  return with_history(data, catcher);
+}
+
+at::Tensor Pieces::cross(const at::Tensor& argument) {
+  if (!needs_gradient(argument)) return argument;
+  std::optional<Edge> edge = crossed(argument);
+  if (!edge) return argument;
+  const WithoutInterception own_operators;
+  at::Tensor stand_in = argument.detach();
+  torch::autograd::impl::set_gradient_edge(stand_in, in_front_of<StandIn>(std::move(*edge), argument));
+  return stand_in;
+}
+
+void Pieces::begin_write(const at::Tensor& written) {
+  if (!needs_gradient(written)) return;
+  const at::Tensor base(base_of(written));
+  if (base.is_leaf()) return;  // it has no history, or libtorch refuses the write
+  if (dynamic_cast<const StandIn*>(base.grad_fn().get()) != nullptr)
+    throw Error(ErrorCode::kUnsupported,
+                str("ownership: an operator writes a tensor of sizes ", written.sizes(),
+                    " that shares the memory of another operator's argument, although that operator's schema ",
+                    "does not say so; clone() the tensor before it is written, or say it in the schema"));
+  // Views of it make their nodes anew when the operator has written.
+  if (std::optional<Edge> edge = crossed(base)) torch::autograd::impl::set_gradient_edge(base, std::move(*edge));
+}
+
+void Pieces::root(const at::Tensor& root, const at::Tensor& gradient) {
+  pieces_[piece_of(root)].roots.push_back({gradient_edge(root), gradient});
+}
+
+/// The piece in which the history of `tensor` was made. A view's node is made anew after a write, whenever it is asked
+/// for, so its base is asked. A leaf is of the piece that first uses it.
+int Pieces::piece_of(const at::Tensor& tensor) {
+  const at::TensorBase& base = base_of(tensor);
+  const at::TensorBase& whose = base.requires_grad() ? base : tensor;
+  if (const auto& node = whose.grad_fn()) {
+    const uint64_t number = node->sequence_nr();
+    const auto after = std::ranges::upper_bound(pieces_, number, {}, &Piece::begin);
+    return std::max(0, static_cast<int>(after - pieces_.begin()) - 1);  // 0: it was made before the micro-batch
+  }
+  const auto [use, is_first] =
+      first_uses_.try_emplace(whose.unsafeGetTensorImpl(), FirstUse{WeakTensor(whose.getIntrusivePtr()), last()});
+  return use->second.piece;
+}
+
+/// `tensor` in the latest piece that has used it, so that what later pieces add comes before what that one adds.
+Pieces::Place Pieces::place_of(const at::Tensor& tensor) {
+  const auto crossing = crossings_.find(tensor.unsafeGetTensorImpl());
+  if (crossing != crossings_.end() && crossing->second.history == tensor.grad_fn().get()) return crossing->second.place;
+  return {piece_of(tensor), gradient_edge(tensor)};
+}
+
+/// Where the gradient of `tensor` goes in the last piece; nothing: to its own history, which is of that piece.
+std::optional<Edge> Pieces::crossed(const at::Tensor& tensor) {
+  Place place = place_of(tensor);
+  if (place.piece < last()) {
+    const NodePtr catcher = make_node<Catcher>();
+    pieces_[place.piece].roots.push_back({in_front_of<Identity>(std::move(place.edge), tensor), catcher});
+    place = {last(), Edge(catcher, catcher->add_input_metadata(tensor)), /*is_crossing=*/true};
+    crossings_.insert_or_assign(tensor.unsafeGetTensorImpl(),
+                                Crossing{WeakTensor(tensor.getIntrusivePtr()), tensor.grad_fn().get(), place});
+  }
+  if (!place.is_crossing) return std::nullopt;
+  return std::move(place.edge);
+}
+
+// --- backward ---
+
+std::vector<TransferId> Pieces::wanted(int piece) const {
+  std::vector<TransferId> ids;
+  const std::vector<Root>& roots = pieces_.at(piece).roots;
+  for (auto root = roots.rbegin(); root != roots.rend(); ++root)
+    if (const auto* id = std::get_if<TransferId>(&root->source)) ids.push_back(*id);
+  return ids;
+}
+
+void Pieces::put(TransferId id, at::Tensor gradient) { gradients_.insert_or_assign(id, std::move(gradient)); }
+
+at::Tensor Pieces::gradient_of(const Source& source) {
+  if (const auto* given = std::get_if<at::Tensor>(&source)) return *given;
+  if (const auto* catcher = std::get_if<NodePtr>(&source)) return take_caught(*catcher);
+  const auto& id = std::get<TransferId>(source);
+  const auto found = gradients_.extract(id);
+  if (found.empty())
+    throw Error(ErrorCode::kInternal,
+                str("ownership: the gradient of transfer ", id.number, " to stage ", id.stage, " is missing"));
+  return std::move(found.mapped());
+}
+
+Pieces::Roots Pieces::roots(int piece) {
+  if (left_ == 0) left_ = count();
+  require_next(piece);
+  crossings_.clear();
+  first_uses_.clear();
+  Roots roots;
+  for (Root& root : std::exchange(pieces_[piece].roots, {})) {
+    at::Tensor gradient = gradient_of(root.source);
+    if (!gradient.defined()) continue;
+    roots.edges.push_back(std::move(root.edge));
+    roots.gradients.push_back(std::move(gradient));
+  }
+  return roots;
+}
+
+std::vector<std::pair<TransferId, at::Tensor>> Pieces::take_gradients(int piece) {
+  require_next(piece);
+  --left_;
+  std::vector<std::pair<TransferId, at::Tensor>> gradients;
+  for (const Received& received : std::exchange(pieces_[piece].received, {}))
+    gradients.emplace_back(received.id, take_caught(received.catcher));
+  return gradients;
+}
+
+void Pieces::require_next(int piece) const {
+  if (piece != left_ - 1)
+    throw Error(ErrorCode::kInternal,
+                str("ownership: piece ", piece, " of ", count(), " runs where piece ", left_ - 1, " is next"));
+}
+
+}  // namespace trireme::ownership

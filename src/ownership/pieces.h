@@ -1,0 +1,136 @@
+// The graph of one micro-batch on one stage, cut where values leave the stage and come to it, so that no node of
+// autograd ever waits: backward of a *piece* starts when all gradients that it needs are there.
+//
+// A stage that receives after it has sent begins a new piece. So in a piece all receives come before all sends, and the
+// pieces of all stages have an order in which each waits for later ones only. What an operator uses of an earlier piece
+// is replaced by a tensor of the same memory, whose gradient is caught and becomes a root of the earlier piece.
+//
+// The sums of gradients have the order of one process. Each send and each crossing puts a node of its own on the graph
+// when it happens, and autograd adds up what comes to a tensor in the reverse order in which nodes were made.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "trireme/base/torch/nodes.h"
+
+namespace trireme::ownership {
+
+/// A transfer of a micro-batch between this stage and another, in one direction: what its gradient is filed under.
+struct TransferId {
+  int stage = 0;       ///< the other one
+  int64_t number = 0;  ///< in the micro-batch, from that sender to that receiver
+  auto operator<=>(const TransferId&) const = default;
+};
+
+/// Knows no messages and no homes. It keeps edges of the graph and caught gradients, never a tensor of the forward.
+///
+/// Ordering  one micro-batch's forward to its end, in one thread; then its pieces, the last one first: put() what
+///           wanted() names, backward from roots(), take_gradients().
+class Pieces {
+ public:
+  Pieces();
+
+  // --- while the forward runs ---
+
+  /// `tensor` is used by another stage, whose gradient comes as `id`; none where autograd is off or `tensor` needs
+  /// none.
+  void sent(const at::Tensor& tensor, TransferId id);
+  /// Something has left this stage without a gradient: the next receive begins a piece.
+  void note_sent() { pieces_.back().has_sent = true; }
+  /// Before anything is received: begins a piece where this one has sent something.
+  void begin_receive();
+  /// A tensor with the memory of `data`, whose gradient goes back as `id`. Several may share `data`.
+  at::Tensor received(const at::Tensor& data, TransferId id);
+  /// What an operator uses in place of its argument: the argument, or where that is of an earlier piece and needs a
+  /// gradient a tensor with its memory. After everything that the operator receives.
+  ///
+  /// Requires  the operator does not return a view of it, nor itself: views are made of the program's tensors, so that
+  ///           what is written into them reaches the tensors below.
+  at::Tensor cross(const at::Tensor& argument);
+  /// The operator that runs next writes `written`: takes the memory's history over into this piece, so that the
+  /// operator runs on the program's own tensor. After cross() of all that it reads.
+  ///
+  /// Throws    Error (kUnsupported): `written` is a view of what cross() gave.
+  void begin_write(const at::Tensor& written);
+  /// Backward starts at `root`, too, with `gradient`.
+  void root(const at::Tensor& root, const at::Tensor& gradient);
+
+  // --- afterwards ---
+
+  int count() const { return static_cast<int>(pieces_.size()); }
+  /// The gradients that `piece` waits for, those of the latest uses first.
+  std::vector<TransferId> wanted(int piece) const;
+  /// Undefined: the receiver has none.
+  void put(TransferId id, at::Tensor gradient);
+  struct Roots {
+    torch::autograd::edge_list edges;
+    std::vector<at::Tensor> gradients;
+  };
+  /// Those that have a gradient. Once for each piece: its graph is not kept afterwards.
+  Roots roots(int piece);
+  /// After backward, the gradients of what `piece` received; undefined: there is none.
+  std::vector<std::pair<TransferId, at::Tensor>> take_gradients(int piece);
+
+ private:
+  /// Where a gradient of a root is: given, to come from another stage, or caught in a later piece.
+  using Source = std::variant<at::Tensor, TransferId, NodePtr>;
+  struct Root {
+    torch::autograd::Edge edge;
+    Source source;
+  };
+  struct Received {
+    TransferId id;
+    NodePtr catcher;
+  };
+  struct Piece {
+    uint64_t begin = 0;  ///< the first sequence number of its nodes
+    bool has_sent = false;
+    std::vector<Root> roots = {};
+    std::vector<Received> received = {};
+  };
+  /// Where the gradient of a tensor is to go.
+  struct Place {
+    int piece = 0;
+    torch::autograd::Edge edge;
+    bool is_crossing = false;  ///< not the tensor's own history
+  };
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  /// The latest crossing of a tensor, while it has the history that it had then. Held weakly, its address stays its
+  /// own.
+  struct Crossing {
+    WeakTensor tensor;
+    const torch::autograd::Node* history;
+    Place place;
+  };
+  struct FirstUse {
+    WeakTensor leaf;
+    int piece;
+  };
+
+  int last() const { return count() - 1; }
+  void begin_piece();
+  int piece_of(const at::Tensor& tensor);
+  Place place_of(const at::Tensor& tensor);
+  std::optional<torch::autograd::Edge> crossed(const at::Tensor& tensor);
+  at::Tensor gradient_of(const Source& source);
+  void require_next(int piece) const;
+
+  std::vector<Piece> pieces_;
+  std::unordered_map<const c10::TensorImpl*, Crossing> crossings_;
+  std::unordered_map<const c10::TensorImpl*, FirstUse> first_uses_;  ///< of leaves: they have no node that tells
+  std::map<TransferId, at::Tensor> gradients_;
+  int left_ = 0;  ///< pieces whose gradients have not been taken; counted once backward has begun
+};
+
+}  // namespace trireme::ownership
