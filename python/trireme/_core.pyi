@@ -134,6 +134,9 @@ class Topology:
     def ranks_at(self, places: Sequence[tuple[str, int]]) -> list[int]:
         """Raises ConfigError: an axis or position that is not there."""
 
+def place(strategy: str, data: int, pipe: int, tensor: int) -> Topology:
+    """The axes data, pipe and tensor in smp's order: "cluster", "spread" or the letters D, P and T. Raises ConfigError."""
+
 class PipelineInstruction:
     """One instruction of a schedule; numbers that it does not have are -1."""
 
@@ -198,6 +201,10 @@ def partition_balanced(weights: Sequence[int], stages: int) -> list[int]: ...
 def partition_by_type(classes: Sequence[str], regex: str, stages: int) -> list[int]: ...
 def partition_profiled(profiles: Sequence[tuple[float, int, int]], stages: int, chunks: int, memory_limit: int) -> list[int]:
     """By (seconds, bytes of parameters, bytes of activations) of each layer. Raises ConfigError."""
+def ordered_partition(atoms: Sequence[tuple[str, int, int, int]], stages: int, limit_bytes: int) -> list[int]:
+    """By (name, cost, bytes on its stage, bytes that cross behind it) of each atom. Raises ConfigError."""
+def tree_partition(modules: Sequence[tuple[int, int]], stages: int) -> list[int]:
+    """The stage of each (index of its parent, cost without children); -1: the root's parent. Raises ConfigError."""
 
 # --- the engine -------------------------------------------------------------------------------------------------------
 

@@ -4,9 +4,11 @@
 #include "python/bindings.h"
 #include "trireme/pipeline/layer_profile.h"
 #include "trireme/schedule/check.h"
+#include "trireme/schedule/ordered_partition.h"
 #include "trireme/schedule/partition.h"
 #include "trireme/schedule/schedule.h"
 #include "trireme/schedule/simulate.h"
+#include "trireme/schedule/tree_partition.h"
 
 namespace trireme::python {
 namespace {
@@ -80,11 +82,51 @@ void bind_timeline(py::module_& module) {
           py::arg("title") = "");
 }
 
+void bind_partitions(py::module_& module) {
+  module.def("partition_uniform", &pipeline::partition_uniform, py::arg("layers"), py::arg("stages"));
+  module.def("partition_balanced", &pipeline::partition_balanced, py::arg("weights"), py::arg("stages"));
+  module.def("partition_by_type", &pipeline::partition_by_type, py::arg("classes"), py::arg("regex"),
+             py::arg("stages"));
+  module.def(
+      "partition_profiled",
+      [](const std::vector<std::tuple<double, int64_t, int64_t>>& profiles, int stages, int chunks,
+         int64_t memory_limit) {
+        std::vector<LayerProfile> layers;
+        for (const auto& [seconds, parameter_bytes, activation_bytes] : profiles)
+          layers.push_back({seconds, parameter_bytes, activation_bytes});
+        PipelineModuleOptions options;
+        options.stages = stages;
+        options.chunks = chunks;
+        options.memory_limit = memory_limit;
+        return partition_profiled(layers, options);
+      },
+      py::arg("profiles"), py::arg("stages"), py::arg("chunks"), py::arg("memory_limit"));
+  module.def(
+      "ordered_partition",
+      [](const std::vector<std::tuple<std::string, int64_t, int64_t, int64_t>>& atoms, int stages,
+         int64_t limit_bytes) {
+        std::vector<pipeline::Atom> list;
+        for (const auto& [name, cost, bytes, crossing_bytes] : atoms)
+          list.push_back({name, cost, bytes, crossing_bytes});
+        return pipeline::ordered_partition(list, stages, limit_bytes);
+      },
+      py::arg("atoms"), py::arg("stages"), py::arg("limit_bytes"));
+  module.def(
+      "tree_partition",
+      [](const std::vector<std::pair<int, int64_t>>& modules, int stages) {
+        std::vector<pipeline::TreeModule> list;
+        for (const auto& [parent, own_cost] : modules) list.push_back({parent, own_cost});
+        return pipeline::tree_partition(list, stages);
+      },
+      py::arg("modules"), py::arg("stages"));
+}
+
 }  // namespace
 
 void bind_pipeline(py::module_& module) {
   bind_instruction(module);
   bind_timeline(module);
+  bind_partitions(module);
   py::class_<pipeline::Schedule>(module, "PipelineSchedule", "trireme::pipeline::Schedule.")
       .def_readonly("name", &pipeline::Schedule::name)
       .def_readonly("stages", &pipeline::Schedule::stages)
@@ -116,24 +158,6 @@ void bind_pipeline(py::module_& module) {
              py::arg("in_v"), py::arg("computations"));
   module.def("schedule_from_buffers", &from_buffers, py::arg("name"), py::arg("micro_batches"), py::arg("streams"),
              py::arg("buffers"));
-  module.def("partition_uniform", &pipeline::partition_uniform, py::arg("layers"), py::arg("stages"));
-  module.def("partition_balanced", &pipeline::partition_balanced, py::arg("weights"), py::arg("stages"));
-  module.def("partition_by_type", &pipeline::partition_by_type, py::arg("classes"), py::arg("regex"),
-             py::arg("stages"));
-  module.def(
-      "partition_profiled",
-      [](const std::vector<std::tuple<double, int64_t, int64_t>>& profiles, int stages, int chunks,
-         int64_t memory_limit) {
-        std::vector<LayerProfile> layers;
-        for (const auto& [seconds, parameter_bytes, activation_bytes] : profiles)
-          layers.push_back({seconds, parameter_bytes, activation_bytes});
-        PipelineModuleOptions options;
-        options.stages = stages;
-        options.chunks = chunks;
-        options.memory_limit = memory_limit;
-        return partition_profiled(layers, options);
-      },
-      py::arg("profiles"), py::arg("stages"), py::arg("chunks"), py::arg("memory_limit"));
 }
 
 }  // namespace trireme::python

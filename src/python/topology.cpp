@@ -3,6 +3,7 @@
 
 #include "python/bindings.h"
 #include "trireme/base/error.h"
+#include "trireme/parallel/plan.h"
 
 namespace trireme::python {
 
@@ -35,6 +36,12 @@ void bind_topology(py::module_& module) {
             return self.ranks_at(places);
           },
           py::arg("places"));
+  module.def(
+      "place",
+      [](const std::string& strategy, int data, int pipe, int tensor) {
+        return place(strategy, {.data = data, .pipe = pipe, .tensor = tensor});
+      },
+      py::arg("strategy"), py::arg("data"), py::arg("pipe"), py::arg("tensor"));
 }
 
 }  // namespace trireme::python
