@@ -34,7 +34,7 @@ def check_tensor(world, call, tensor):
                          "rank the same: seed generators alike, or broadcast() it first")
 
 
-def check(world, resolved):
+def check(world, resolved, call="initialize"):
     """Collective. Raises ConfigError on every rank, with the keys whose values differ."""
     if world.size == 1:
         return
@@ -43,8 +43,8 @@ def check(world, resolved):
         return
     of_ranks = [json.loads(text) for text in world.gather(json.dumps(options))]
     if any(other.keys() != of_ranks[0].keys() for other in of_ranks):
-        raise ConfigError("initialize: the ranks' configurations have different options, such as another `optimizer.type` (here "
+        raise ConfigError(f"{call}: the ranks' configurations have different options, such as another `optimizer.type` (here "
                           f"{options.get('optimizer.type')}); give every rank the same")
     different = [key for key in options if any(other[key] != options[key] for other in of_ranks)]
     here = ", ".join(f"`{key}` (here {options[key]})" for key in different[:5])
-    raise ConfigError(f"initialize: the ranks' configurations differ in {here}; give every rank the same")
+    raise ConfigError(f"{call}: the ranks' configurations differ in {here}; give every rank the same")

@@ -32,6 +32,9 @@ constexpr EnvironmentVariable kVariables[] = {
      "`full`: errors are shown with every frame of Python ([python](python.md))"},
     {"TRIREME_WARN_AFTER_S", kUsers, "60",
      "how long a wait is silent about a peer whose process is stopped or, between hosts, that is late, in seconds"},
+    {"SM_HP_MP_PARAMETERS", kUsers, "",
+     "JSON of the configuration of `smp.init()`, as SageMaker sets it; overrides what the program gives "
+     "([smp](smp.md))"},
     {"OMP_NUM_THREADS", kUsers, "the cores of a rank",
      "threads of one rank; our launcher divides the machine's cores where it is not set"},
     {"PATH", kUsers, "`/usr/bin:/bin`", "where programs are found that a launcher starts"},

@@ -1,0 +1,87 @@
+"""What a step function returned for each micro-batch."""
+import torch
+
+from ..errors import ShapeError
+from .containers import rebuilt
+
+
+class StepOutput:
+    """A tensor that a step function returned, as each micro-batch has it, in their order."""
+
+    def __init__(self, outputs):
+        self._outputs = list(outputs)
+
+    @property
+    def outputs(self):
+        """The list of tensors."""
+        return self._outputs
+
+    def reduce_sum(self):
+        """Their sum."""
+        return self._sum("reduce_sum")
+
+    def reduce_mean(self):
+        """Their mean."""
+        return self._sum("reduce_mean") / len(self._outputs)
+
+    def concat(self):
+        """One tensor, joined along dim 0: that of the samples."""
+        if any(output.dim() == 0 for output in self._outputs):
+            raise ShapeError("StepOutput.concat(): the outputs have no dims to join along; use stack(), reduce_mean() or reduce_sum()")
+        self._check_shapes("concat", first=1)
+        return torch.cat(self._outputs)
+
+    def stack(self):
+        """One tensor with a new dim 0, of the micro-batches."""
+        self._check_shapes("stack")
+        return torch.stack(self._outputs)
+
+    def __repr__(self):
+        return f"StepOutput({self._outputs})"
+
+    def _sum(self, name):
+        self._check_shapes(name)
+        total = self._outputs[0]
+        for output in self._outputs[1:]:
+            total = total + output
+        return total
+
+    def _check_shapes(self, name, first=0):
+        shapes = [tuple(output.shape) for output in self._outputs]
+        if len({shape[first:] for shape in shapes}) > 1:
+            raise ShapeError(f"StepOutput.{name}(): micro-batches have outputs of the shapes {shapes}; read .outputs")
+
+
+def merged(results):
+    """What a step returns of the function's results for each micro-batch: a StepOutput in the place of each tensor, also
+    within tuples, lists and dicts, and a list of all values in the place of anything else.
+
+    Raises  ShapeError: tensors in containers that differ between micro-batches.
+    """
+    return _merged(list(results), "the result")
+
+
+def _merged(results, path):
+    first = results[0]
+    if all(isinstance(result, torch.Tensor) for result in results):
+        return StepOutput(results)
+    if all(type(result) is type(first) for result in results):
+        if isinstance(first, dict) and all(list(result) == list(first) for result in results):
+            return rebuilt(first, {key: _merged([result[key] for result in results], f"{path}[{key!r}]") for key in first})
+        if isinstance(first, (list, tuple)) and all(len(result) == len(first) for result in results):
+            return rebuilt(first, [_merged([result[index] for result in results], f"{path}[{index}]") for index in range(len(first))])
+    if any(_holds_tensors(result) for result in results):
+        raise ShapeError(f"smp.step: {path} has tensors in one micro-batch and something else in another ({', '.join(map(_named, results))}); return the same "
+                         "structure for each, or numbers by .item()")
+    return results
+
+
+def _holds_tensors(value):
+    """Whether `value` is a tensor, or a list, tuple, set or dict with one in it."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return isinstance(value, torch.Tensor) or isinstance(value, (list, tuple, set, frozenset)) and any(map(_holds_tensors, value))
+
+
+def _named(value):
+    return f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") and not isinstance(value, torch.Tensor) else type(value).__name__

@@ -1,0 +1,139 @@
+"""Which stage has which tensor: by hand, or by a cut of what a trace tells."""
+import contextlib
+
+import torch
+
+from .._native import core
+from ..errors import ConfigError
+from ..log import logger
+from . import trace
+from .config import state
+
+_MARK = "_smp_partition"  # of a module: the stage that the program has placed it on
+_inner = []  # the partitions that surround what is made now
+
+
+@contextlib.contextmanager
+def partition(index):
+    """Modules that are made inside are on stage `index`; of nested ones the innermost holds. Without effect where
+    `auto_partition` is true.
+
+    Raises  ConfigError: there is no such stage.
+    """
+    index = _checked(index, "smp.partition")
+    if state.cfg.auto_partition:
+        yield
+        return
+    made = torch.nn.Module.__init__
+
+    def init(module, *args, **kwargs):
+        made(module, *args, **kwargs)
+        vars(module)[_MARK] = _inner[-1]
+
+    _inner.append(index)
+    if len(_inner) == 1:
+        torch.nn.Module.__init__ = init
+    try:
+        yield
+    finally:
+        _inner.pop()
+        if not _inner:
+            torch.nn.Module.__init__ = made
+
+
+def set_partition(module, index):
+    """Places `module`, and all modules in it, on stage `index`; without effect where `auto_partition` is true.
+
+    Raises  ConfigError: there is no such stage.
+    """
+    index = _checked(index, "smp.set_partition")
+    if state.cfg.auto_partition:
+        return
+    for inner in module.modules():
+        vars(inner)[_MARK] = index
+
+
+def homes_of(module, args=(), kwargs=None, *, limit_bytes):
+    """{name of a parameter or persistent buffer: its stage}; tied ones stand under their first name. Rank 0 logs it.
+
+    By the program's placement where `auto_partition` is false; else by a trace of module(*args, **kwargs).
+
+    limit_bytes     the memory of a rank
+
+    Raises  ConfigError: no cut stays within the memory of a rank; what the module itself raises.
+    """
+    cfg = state.cfg
+    if not cfg.auto_partition:
+        homes = placed_homes(module, cfg.default_partition)
+    elif cfg.pipeline_parallel_degree == 1:
+        homes = dict.fromkeys(trace.homed_tensors(module), 0)
+    else:
+        found = trace.by_registration(module) if cfg.skip_tracing else trace.traced(module, args, kwargs or {})
+        homes = cut(module, found, limit_bytes)
+    if state.world.rank == 0:
+        logger.info(assignments_text(module, homes, cfg.pipeline_parallel_degree))
+    return homes
+
+
+def placed_homes(module, default):
+    """The stage of each tensor by smp.partition() and set_partition(); of modules that they did not place, `default`."""
+    modules = dict(module.named_modules())
+    return {name: vars(modules[name.rpartition(".")[0]]).get(_MARK, default) for name in trace.homed_tensors(module)}
+
+
+def cut(module, found, limit_bytes):
+    """The stage of each tensor by the atoms that were found, for the resolved configuration."""
+    cfg = state.cfg
+    costs = found.costs(cfg.memory_weight, cfg.active_microbatches)
+    if cfg.partition_method == "tree":
+        stages = _by_tree(module, found, costs)
+    else:
+        atoms = [(atom.name, cost, atom.bytes(cfg.active_microbatches), atom.crossing_bytes) for atom, cost in zip(found.atoms, costs)]
+        bounds = core.ordered_partition(atoms, cfg.pipeline_parallel_degree, limit_bytes)
+        stages = [stage for stage in range(cfg.pipeline_parallel_degree) for _ in range(bounds[stage], bounds[stage + 1])]
+    return {tensor: stage for atom, stage in zip(found.atoms, stages) for tensor in atom.tensors}
+
+
+def _by_tree(module, found, costs):
+    """The stage of each atom by the published algorithm over the modules that have atoms, or modules with atoms, in
+    them."""
+    firsts, own = {}, {}  # by module: the first atom in it; the costs of its own atoms
+    for index, (atom, cost) in enumerate(zip(found.atoms, costs)):
+        own[atom.module] = own.get(atom.module, 0) + cost
+        for name in _path_of(atom.module):
+            firsts.setdefault(name, index)
+    # A parent comes before its children, and these in the order of their first atoms.
+    order = sorted(firsts, key=lambda name: (name.count(".") + bool(name), firsts[name]))
+    place = {name: index for index, name in enumerate(order)}
+    tree = [(place[name.rpartition(".")[0]] if name else -1, own.get(name, 0)) for name in order]
+    homes = core.tree_partition(tree, state.cfg.pipeline_parallel_degree)
+    return [homes[place[atom.module]] for atom in found.atoms]
+
+
+def _path_of(name):
+    """The names of a module and of all around it; the root's is ""."""
+    parts = name.split(".") if name else []
+    return [".".join(parts[:length]) for length in range(len(parts) + 1)]
+
+
+def assignments_text(module, homes, stages):
+    """`Partition assignments:` and a line for each stage: its modules, the outermost that lie wholly on it."""
+    of_module = {}
+    for tensor, stage in homes.items():
+        for name in _path_of(tensor.rpartition(".")[0]):
+            of_module.setdefault(name, set()).add(stage)
+    sizes = {name: tensor.numel() for name, tensor in trace.homed_tensors(module).items()}
+    lines = ["Partition assignments:"]
+    for stage in range(stages):
+        names = [name for name, found in of_module.items() if found == {stage} and (not name or len(of_module[name.rpartition(".")[0]]) > 1)]
+        own = [tensor for tensor, home in homes.items() if home == stage and len(of_module[tensor.rpartition(".")[0]]) > 1]
+        elements = sum(sizes[tensor] for tensor, home in homes.items() if home == stage)
+        lines.append(f"  stage {stage}: {elements} elements; {', '.join(name or 'the whole model' for name in [*names, *own]) or 'nothing'}")
+    return "\n".join(lines)
+
+
+def _checked(index, call):
+    stages = state.cfg.pipeline_parallel_degree
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < stages:
+        raise ConfigError(f"{call}({index!r}): there are {stages} partitions; give 0 to {stages - 1}, or another `pipeline_parallel_degree`")
+    return index

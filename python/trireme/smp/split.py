@@ -1,0 +1,111 @@
+"""How the arguments of a step function are cut over its micro-batches."""
+import collections.abc
+import inspect
+
+import torch
+
+from ..errors import ConfigError, ShapeError, UnsupportedError
+from .containers import rebuilt
+
+
+class Splitter:
+    """Cuts the arguments of one function.
+
+    non_split_inputs    names of arguments that every micro-batch gets as they are
+    input_split_axes    {name of an argument: dim along which its tensors are cut}; 0 for all others
+
+    Raises  ConfigError: a name that is none of the function's arguments, or an axis that is no whole number.
+    """
+
+    def __init__(self, function, non_split_inputs=(), input_split_axes=None):
+        if isinstance(non_split_inputs, str) or not isinstance(non_split_inputs, collections.abc.Iterable):
+            raise ConfigError(f"smp.step(non_split_inputs={non_split_inputs!r}): expected a list of names of arguments")
+        if not isinstance(input_split_axes, (collections.abc.Mapping, type(None))):
+            raise ConfigError(f"smp.step(input_split_axes={input_split_axes!r}): expected a dict, of names of arguments to dims")
+        self._signature = inspect.signature(function)
+        self._whole, self._axes = tuple(non_split_inputs), dict(input_split_axes or {})
+        parameters = self._signature.parameters.values()
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            self._check_names("non_split_inputs", self._whole)
+            self._check_names("input_split_axes", self._axes)
+        for name, axis in self._axes.items():
+            if not isinstance(axis, int) or isinstance(axis, bool):
+                raise ConfigError(f"smp.step(input_split_axes={{{name!r}: {axis!r}}}): expected the number of a dim")
+            if name in self._whole:
+                raise ConfigError(f"smp.step: '{name}' is in non_split_inputs and in input_split_axes; name it in one of them")
+
+    def split(self, args, kwargs, micro_batches):
+        """[(args, kwargs)] of each micro-batch. Tensors are views, in lists, tuples, sets and dicts, too; an object with
+        a method smp_slice(micro_batches, micro_batch, axis) gives its own parts; anything else is the same object in all.
+
+        Raises  ShapeError: a tensor whose dim the number of micro-batches does not divide; names the argument.
+                UnsupportedError: a tensor that has no slices.
+        """
+        bound = self._signature.bind(*args, **kwargs)
+        batches = []
+        for micro_batch in range(micro_batches):
+            part = self._signature.bind(*args, **kwargs)  # a copy
+            for name, value in bound.arguments.items():
+                part.arguments[name] = self._part_of_argument(name, value, micro_batches, micro_batch)
+            batches.append((part.args, part.kwargs))
+        return batches
+
+    def _part_of_argument(self, name, value, micro_batches, micro_batch):
+        kind = self._signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            return {key: self._part(key, key, one, micro_batches, micro_batch) for key, one in value.items()}
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            return tuple(self._part(name, f"{name}[{index}]", one, micro_batches, micro_batch) for index, one in enumerate(value))
+        return self._part(name, name, value, micro_batches, micro_batch)
+
+    def _part(self, name, path, value, micro_batches, micro_batch):
+        if name in self._whole:
+            return value
+        return _part(value, path, self._axes.get(name, 0), micro_batches, micro_batch)
+
+    def _check_names(self, option, names):
+        for name in names:
+            if name not in self._signature.parameters:
+                raise ConfigError(f"smp.step({option}=…): there is no argument {name!r}; the function has {', '.join(self._signature.parameters) or 'none'}")
+
+
+def _part(value, path, axis, micro_batches, micro_batch):
+    """The part of `value`; the same object where nothing in it is cut."""
+    def part(inner, of):
+        return _part(inner, f"{path}{of}", axis, micro_batches, micro_batch)
+
+    if isinstance(value, torch.Tensor):
+        return _slice(value, path, axis, micro_batches, micro_batch)
+    if hasattr(value, "smp_slice") and not isinstance(value, type):
+        return value.smp_slice(micro_batches, micro_batch, axis)
+    if isinstance(value, torch.nn.utils.rnn.PackedSequence):
+        raise UnsupportedError(f"smp.step: `{path}` is a PackedSequence, whose samples are not in one dim; give padded tensors and lengths, and pack in the function")
+    if isinstance(value, collections.abc.MutableMapping):
+        parts = {key: part(inner, f"[{key!r}]") for key, inner in value.items()}
+        if all(parts[key] is inner for key, inner in value.items()):
+            return value
+        return rebuilt(value, parts)
+    if isinstance(value, (list, tuple)):
+        parts = [part(inner, f"[{index}]") for index, inner in enumerate(value)]
+        if all(one is inner for one, inner in zip(parts, value)):
+            return value
+        return rebuilt(value, parts)
+    if isinstance(value, (set, frozenset)):
+        parts = [part(inner, "{…}") for inner in value]
+        return value if all(one in value for one in parts) else rebuilt(value, parts)
+    return value
+
+
+def _slice(tensor, path, axis, micro_batches, micro_batch):
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise UnsupportedError(f"smp.step: `{path}` is a sparse or nested tensor, which is not cut; name the argument in non_split_inputs, or give a dense tensor")
+    if not -tensor.dim() <= axis < tensor.dim():
+        raise ShapeError(f"smp.step: `{path}` has the shape {list(tensor.shape)}, and no dim {axis} to cut over {micro_batches} micro-batches; name the argument in "
+                         "non_split_inputs, or its dim in input_split_axes")
+    if tensor.size(axis) % micro_batches:
+        raise ShapeError(f"smp.step: `{path}` has {tensor.size(axis)} in dim {axis}, which `microbatches` = {micro_batches} does not divide; micro-batches of "
+                         "different sizes are not there yet: give a multiple (drop_last=True of a DataLoader), or name the argument in non_split_inputs")
+    if micro_batches == 1:
+        return tensor
+    length = tensor.size(axis) // micro_batches
+    return tensor.narrow(axis, micro_batch * length, length)
