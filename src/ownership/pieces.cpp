@@ -20,7 +20,7 @@ using torch::autograd::variable_list;
 using torch::autograd::impl::gradient_edge;
 
 /// The end of a piece's graph: keeps the gradient that comes to it. A leaf would keep the memory of the forward, too.
-struct Catcher final : Node {
+struct Catcher : Node {
   variable_list apply(variable_list&& gradients) override {
     if (gradient.defined())
       throw Error(ErrorCode::kInternal, "ownership: backward went through one piece of a micro-batch twice");
@@ -30,8 +30,8 @@ struct Catcher final : Node {
   at::Tensor gradient;
 };
 
-/// The history of what stands for a tensor of an earlier piece.
-struct StandIn final : Identity {};
+/// The history of what stands for a tensor in a later piece than its own.
+struct StandIn final : Catcher {};
 
 bool needs_gradient(const at::Tensor& tensor) {
   return at::GradMode::is_enabled() && tensor.defined() && tensor.requires_grad();
@@ -41,10 +41,16 @@ const at::TensorBase& base_of(const at::Tensor& tensor) {
   return tensor.is_view() ? tensor._base() : static_cast<const at::TensorBase&>(tensor);
 }
 
-/// A node whose gradient, of a tensor like `tensor`, goes on to `to`.
-template <class Kind>
-Edge in_front_of(Edge to, const at::Tensor& tensor) {
-  const NodePtr node = make_node<Kind>();
+/// A view of memory that was written since: its node is made anew when it is asked for. Not before an operator does
+/// that, as autograd adds up gradients by when nodes were made.
+bool is_stale(const at::Tensor& tensor) {
+  return tensor.is_view() &&
+         torch::autograd::impl::get_view_autograd_meta(tensor)->get_attr_version() != tensor._version();
+}
+
+/// A node, made now, by which a gradient of `tensor` goes on to `to`.
+Edge hand_on(const at::Tensor& tensor, Edge to) {
+  const NodePtr node = make_node<Identity>();
   node->add_next_edge(std::move(to));
   return {node, node->add_input_metadata(tensor)};
 }
@@ -68,8 +74,7 @@ void Pieces::begin_receive() {
 void Pieces::sent(const at::Tensor& tensor, TransferId id) {
   note_sent();
   if (!needs_gradient(tensor)) return;
-  Place place = place_of(tensor);
-  pieces_[place.piece].roots.push_back({in_front_of<Identity>(std::move(place.edge), tensor), id});
+  add_root(tensor, id);
 }
 
 at::Tensor Pieces::received(const at::Tensor& data, TransferId id) {
@@ -80,14 +85,26 @@ at::Tensor Pieces::received(const at::Tensor& data, TransferId id) {
   return with_history(data, catcher);
 }
 
+void Pieces::received_back(const at::Tensor& own, TransferId id) {
+  begin_receive();
+  if (!needs_gradient(own)) return;
+  const NodePtr catcher = make_node<StandIn>();
+  pieces_.back().received.push_back({id, catcher});
+  crosses_to(own, catcher);
+}
+
 at::Tensor Pieces::cross(const at::Tensor& argument) {
   if (!needs_gradient(argument)) return argument;
   std::optional<Edge> edge = crossed(argument);
   if (!edge) return argument;
   const WithoutInterception own_operators;
   at::Tensor stand_in = argument.detach();
-  torch::autograd::impl::set_gradient_edge(stand_in, in_front_of<StandIn>(std::move(*edge), argument));
+  torch::autograd::impl::set_gradient_edge(stand_in, std::move(*edge));
   return stand_in;
+}
+
+void Pieces::made_view(const at::Tensor& view, const at::Tensor& of_stand_in) {
+  if (needs_gradient(view)) torch::autograd::impl::set_gradient_edge(view, gradient_edge(of_stand_in));
 }
 
 void Pieces::begin_write(const at::Tensor& written) {
@@ -100,47 +117,70 @@ void Pieces::begin_write(const at::Tensor& written) {
                     " that shares the memory of another operator's argument, although that operator's schema ",
                     "does not say so; clone() the tensor before it is written, or say it in the schema"));
   // Views of it make their nodes anew when the operator has written.
-  if (std::optional<Edge> edge = crossed(base)) torch::autograd::impl::set_gradient_edge(base, std::move(*edge));
+  if (std::optional<Edge> edge = crossed(base))
+    torch::autograd::impl::set_gradient_edge(base, hand_on(base, std::move(*edge)));
 }
 
 void Pieces::root(const at::Tensor& root, const at::Tensor& gradient) {
   pieces_[piece_of(root)].roots.push_back({gradient_edge(root), gradient});
 }
 
-/// The piece in which the history of `tensor` was made. A view's node is made anew after a write, whenever it is asked
-/// for, so its base is asked. A leaf is of the piece that first uses it.
+int Pieces::piece_of_node(const Node& node) const {
+  const auto after = std::ranges::upper_bound(pieces_, node.sequence_nr(), {}, &Piece::begin);
+  return std::max(0, static_cast<int>(after - pieces_.begin()) - 1);  // 0: it was made before the micro-batch
+}
+
+/// The piece in which the history of `tensor` was made. A leaf is of the piece that first uses it. A view is made of
+/// its base or of a stand-in, whose nodes tell.
 int Pieces::piece_of(const at::Tensor& tensor) {
   const at::TensorBase& base = base_of(tensor);
   const at::TensorBase& whose = base.requires_grad() ? base : tensor;
-  if (const auto& node = whose.grad_fn()) {
-    const uint64_t number = node->sequence_nr();
-    const auto after = std::ranges::upper_bound(pieces_, number, {}, &Piece::begin);
-    return std::max(0, static_cast<int>(after - pieces_.begin()) - 1);  // 0: it was made before the micro-batch
-  }
+  const Node* const history = whose.grad_fn().get();
+  if (tensor.is_view() && !is_stale(tensor))
+    for (const Node* node = tensor.grad_fn().get(); node != nullptr && node != history;
+         node = node->num_outputs() > 0 ? node->next_edge(0).function.get() : nullptr)
+      if (dynamic_cast<const StandIn*>(node) != nullptr) return piece_of_node(*node);
+  if (history != nullptr) return piece_of_node(*history);
   const auto [use, is_first] =
       first_uses_.try_emplace(whose.unsafeGetTensorImpl(), FirstUse{WeakTensor(whose.getIntrusivePtr()), last()});
   return use->second.piece;
 }
 
-/// `tensor` in the latest piece that has used it, so that what later pieces add comes before what that one adds.
-Pieces::Place Pieces::place_of(const at::Tensor& tensor) {
+const Pieces::Crossing* Pieces::crossing_of(const at::Tensor& tensor) const {
   const auto crossing = crossings_.find(tensor.unsafeGetTensorImpl());
-  if (crossing != crossings_.end() && crossing->second.history == tensor.grad_fn().get()) return crossing->second.place;
-  return {piece_of(tensor), gradient_edge(tensor)};
+  const bool is_found = crossing != crossings_.end() && !is_stale(tensor);
+  return is_found && crossing->second.history == tensor.grad_fn().get() ? &crossing->second : nullptr;
+}
+
+/// From now on the gradient of `tensor` goes to `catcher`, of the last piece.
+void Pieces::crosses_to(const at::Tensor& tensor, NodePtr catcher) {
+  const uint32_t input = catcher->add_input_metadata(tensor);
+  crossings_.insert_or_assign(tensor.unsafeGetTensorImpl(), Crossing{.tensor = WeakTensor(tensor.getIntrusivePtr()),
+                                                                     .history = tensor.grad_fn().get(),
+                                                                     .piece = last(),
+                                                                     .edge = Edge(std::move(catcher), input)});
+}
+
+/// `source` is a gradient of `tensor`. It goes to the latest piece that has used it, where it comes before what that
+/// one adds.
+void Pieces::add_root(const at::Tensor& tensor, Source source) {
+  const Crossing* crossing = crossing_of(tensor);
+  const int piece = crossing != nullptr ? crossing->piece : piece_of(tensor);
+  Edge to = crossing != nullptr ? crossing->edge : gradient_edge(tensor);
+  pieces_[piece].roots.push_back({hand_on(tensor, std::move(to)), std::move(source)});
 }
 
 /// Where the gradient of `tensor` goes in the last piece; nothing: to its own history, which is of that piece.
 std::optional<Edge> Pieces::crossed(const at::Tensor& tensor) {
-  Place place = place_of(tensor);
-  if (place.piece < last()) {
-    const NodePtr catcher = make_node<Catcher>();
-    pieces_[place.piece].roots.push_back({in_front_of<Identity>(std::move(place.edge), tensor), catcher});
-    place = {last(), Edge(catcher, catcher->add_input_metadata(tensor)), /*is_crossing=*/true};
-    crossings_.insert_or_assign(tensor.unsafeGetTensorImpl(),
-                                Crossing{WeakTensor(tensor.getIntrusivePtr()), tensor.grad_fn().get(), place});
+  const Crossing* crossing = crossing_of(tensor);
+  if (crossing == nullptr && piece_of(tensor) == last()) return std::nullopt;
+  if (crossing == nullptr || crossing->piece < last()) {
+    const NodePtr catcher = make_node<StandIn>();
+    add_root(tensor, catcher);
+    crosses_to(tensor, catcher);
+    crossing = crossing_of(tensor);
   }
-  if (!place.is_crossing) return std::nullopt;
-  return std::move(place.edge);
+  return crossing->edge;
 }
 
 // --- backward ---

@@ -52,16 +52,20 @@ class Pieces {
   void begin_receive();
   /// A tensor with the memory of `data`, whose gradient goes back as `id`. Several may share `data`.
   at::Tensor received(const at::Tensor& data, TransferId id);
+  /// `own` was used by other stages and is used here again: the gradient of its uses from here on goes as `id` to the
+  /// stage that used it last, as if it came from there. Without it these uses are a summand of their own.
+  void received_back(const at::Tensor& own, TransferId id);
   /// What an operator uses in place of its argument: the argument, or where that is of an earlier piece and needs a
-  /// gradient a tensor with its memory. After everything that the operator receives.
-  ///
-  /// Requires  the operator does not return a view of it, nor itself: views are made of the program's tensors, so that
-  ///           what is written into them reaches the tensors below.
+  /// gradient, a stand-in with its memory. After everything that the operator receives.
   at::Tensor cross(const at::Tensor& argument);
+  /// An operator's result shares memory with a stand-in. The program gets `view` instead, which the operator makes of
+  /// the program's own tensor, so that writes into it reach that one; its gradient goes where that of `of_stand_in`
+  /// goes, the result for the stand-in. A result that *is* a stand-in is the program's argument.
+  void made_view(const at::Tensor& view, const at::Tensor& of_stand_in);
   /// The operator that runs next writes `written`: takes the memory's history over into this piece, so that the
   /// operator runs on the program's own tensor. After cross() of all that it reads.
   ///
-  /// Throws    Error (kUnsupported): `written` is a view of what cross() gave.
+  /// Throws    Error (kUnsupported): `written` shares memory with a stand-in, and made_view() does not know it.
   void begin_write(const at::Tensor& written);
   /// Backward starts at `root`, too, with `gradient`.
   void root(const at::Tensor& root, const at::Tensor& gradient);
@@ -99,19 +103,14 @@ class Pieces {
     std::vector<Root> roots = {};
     std::vector<Received> received = {};
   };
-  /// Where the gradient of a tensor is to go.
-  struct Place {
-    int piece = 0;
-    torch::autograd::Edge edge;
-    bool is_crossing = false;  ///< not the tensor's own history
-  };
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   /// The latest crossing of a tensor, while it has the history that it had then. Held weakly, its address stays its
   /// own.
   struct Crossing {
     WeakTensor tensor;
     const torch::autograd::Node* history;
-    Place place;
+    int piece;
+    torch::autograd::Edge edge;  ///< to which the gradient of its uses goes
   };
   struct FirstUse {
     WeakTensor leaf;
@@ -121,7 +120,10 @@ class Pieces {
   int last() const { return count() - 1; }
   void begin_piece();
   int piece_of(const at::Tensor& tensor);
-  Place place_of(const at::Tensor& tensor);
+  int piece_of_node(const torch::autograd::Node& node) const;
+  const Crossing* crossing_of(const at::Tensor& tensor) const;
+  void crosses_to(const at::Tensor& tensor, NodePtr catcher);
+  void add_root(const at::Tensor& tensor, Source source);
   std::optional<torch::autograd::Edge> crossed(const at::Tensor& tensor);
   at::Tensor gradient_of(const Source& source);
   void require_next(int piece) const;
