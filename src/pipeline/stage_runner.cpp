@@ -19,6 +19,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/comm/device_group.h"
 #include "trireme/intercept.h"
 #include "trireme/schedule/check.h"
 
@@ -66,10 +67,10 @@ class StageRunner::Impl {
         all_(world_.clone(world_.name() + "/pipeline")),
         message_group_(stages_.clone(stages_.name() + "/messages")),
         tied_group_(stages_.clone(stages_.name() + "/tied")),
-        messages_(*message_group_, training.pager().device(), options.dynamic_shapes),
+        messages_(served(*message_group_, message_devices_), training.pager().device(), options.dynamic_shapes),
         feed_(*all_, has_part(0) || has_last_part()),
         sums_whole_(trireme::sums_whole_gradients(training, world_)),
-        work_(training, checked(model_), feed_, *tied_group_, schedule_.current(), sums_whole_) {}
+        work_(training, checked(model_), feed_, served(*tied_group_, tied_devices_), schedule_.current(), sums_whole_) {}
 
   at::Tensor train_batch(const MicroBatches& data) {
     training_.condition().require_intact("train_batch");
@@ -128,6 +129,11 @@ class StageRunner::Impl {
   bool has_part(int part) const { return schedule_.current().stage_of(part) == stage(); }
   bool has_last_part() const { return has_part(schedule_.current().parts() - 1); }
 
+  /// A group for the tensors that stages send each other. Collective.
+  Group& served(Group& group, std::unique_ptr<Group>& made) const {
+    return group_for(group, training_.pager().device(), made);
+  }
+
   const StageModel& checked(const StageModel& model) const {
     const pipeline::Schedule& schedule = schedule_.current();
     if (static_cast<int>(model.parts.size()) != schedule.chunks)
@@ -161,7 +167,8 @@ class StageRunner::Impl {
     const std::string text =
         str(CallerScope::current("pipeline"), failed_in_.empty() ? " failed" : " failed in ", failed_in_, ": ", why);
     training_.condition().fail(text);
-    for (Group* const group : {all_.get(), message_group_.get(), tied_group_.get()}) group->abort(text);
+    for (Group* const group : {all_.get(), message_devices_.get(), tied_devices_.get(), message_group_.get(), tied_group_.get()})
+      if (group != nullptr) group->abort(text);
     const TrainingGroups& groups = training_.groups();
     std::set<Group*> all{&groups.sums, &groups.stage, &groups.model};
     for (const auto& [axis, group] : groups.by_axis) all.insert(group);
@@ -278,6 +285,7 @@ class StageRunner::Impl {
   ScheduleChoice schedule_;
   std::unique_ptr<Group> all_;  ///< `world_`, with no other user
   std::unique_ptr<Group> message_group_, tied_group_;
+  std::unique_ptr<Group> message_devices_, tied_devices_;  ///< over the ranks of those, where they serve the host alone
   Messages messages_;
   MicroBatchFeed feed_;
   const bool sums_whole_;  ///< the gradients of a step's micro-batches
