@@ -1,0 +1,136 @@
+#include "ownership/homes.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "ownership/shadow.h"
+#include "trireme/base/error.h"
+#include "trireme/base/mix64.h"
+
+namespace trireme::ownership {
+namespace {
+
+// Operators whose results' sizes depend on values, and which neither libtorch's tags nor the table of rules show.
+constexpr std::array<std::string_view, 4> kDynamic{"aten::nonzero_numpy", "aten::combinations", "aten::ctc_loss",
+                                                   "aten::repeat_interleave"};
+
+uint64_t hash_of(std::string_view name) {
+  uint64_t hash = 0;
+  for (const char character : name) hash = mix64(hash ^ static_cast<unsigned char>(character));
+  return hash;
+}
+
+bool is_tensor_type(const c10::Argument& argument) {
+  const c10::TypePtr& type = argument.type();
+  if (type->kind() == c10::TypeKind::TensorType) return true;
+  if (type->kind() == c10::TypeKind::OptionalType) return type->expectRef<c10::OptionalType>().getElementType()->kind() == c10::TypeKind::TensorType;
+  return type->kind() == c10::TypeKind::ListType &&
+         type->expectRef<c10::ListType>().getElementType()->isSubtypeOf(*c10::TensorType::get());
+}
+
+/// A view by the schema: a result has the alias set of this argument, which is not written.
+int viewed_argument(const c10::FunctionSchema& schema) {
+  for (const c10::Argument& result : schema.returns()) {
+    if (result.alias_info() == nullptr || result.alias_info()->isWrite()) continue;
+    for (size_t i = 0; i < schema.arguments().size(); ++i) {
+      const c10::AliasInfo* const alias = schema.arguments()[i].alias_info();
+      if (alias != nullptr && !alias->isWrite() && is_tensor_type(schema.arguments()[i])) return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+bool is_last_born(const Home& home, const Home& other) {
+  return home.born != other.born ? home.born > other.born : home.stage > other.stage;
+}
+
+}  // namespace
+
+OperatorFacts facts_of(const OperatorCall& call) {
+  const c10::FunctionSchema& schema = call.op.schema();
+  OperatorFacts facts;
+  facts.name = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
+  facts.hash = hash_of(facts.name);
+  facts.written = call.traits.written;
+  for (size_t i = 0; i < schema.arguments().size() && i < 64; ++i) {  // a norm's statistics
+    const std::string& argument = schema.arguments()[i].name();
+    if (argument == "running_mean" || argument == "running_var") facts.written |= uint64_t{1} << i;
+  }
+  facts.gives_values = !schema.returns().empty() && std::ranges::none_of(schema.returns(), is_tensor_type);
+  facts.view_of = viewed_argument(schema);
+  if (facts.name == "aten::narrow.Tensor") facts.range_from = 2;
+  if (facts.name == "aten::tensor_split.tensor_indices_or_sections") facts.range_from = 1;
+  facts.tells_each = call.op.hasTag(at::Tag::dynamic_output_shape) || std::ranges::count(kDynamic, schema.name()) > 0 ||
+                     (schema.name() == "aten::where" && schema.overload_name().empty());
+  if (const OperatorRule* const rule = rule_of(call.op)) {
+    facts.is_each = rule->role == OperatorRole::kEach;
+    facts.reads_nothing = rule->role == OperatorRole::kNone;
+    facts.tells_by_index = rule->role == OperatorRole::kIndex;
+    facts.tells_each = facts.tells_each || rule->role == OperatorRole::kSet || rule->role == OperatorRole::kNonzero ||
+                       rule->role == OperatorRole::kMaskedSelect;
+  }
+  if (facts.tells_by_index) facts.tells_each = false;  // the tag stands for masks among the indices
+  return facts;
+}
+
+const Home* Homes::find(const at::Tensor& tensor) {
+  c10::StorageImpl* const storage =
+      tensor.defined() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+  if (storage == nullptr) return nullptr;
+  if (const Home* const home = remote_home(*storage)) return home;
+  return table_.find(storage);
+}
+
+HomedArguments Homes::arguments_of(const OperatorCall& call) {
+  HomedArguments found;
+  const auto arguments = call.arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    size_t item = 0;
+    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      if (const Home* const home = find(tensor)) found.push_back({i, item, tensor, *home});
+      ++item;
+    });
+  }
+  return found;
+}
+
+std::optional<Home> home_of(const OperatorFacts& facts, const HomedArguments& arguments) {
+  const HomedArgument* written = nullptr;
+  const HomedArgument* parameter = nullptr;
+  const HomedArgument* activation = nullptr;  // the last born
+  const HomedArgument* viewed = nullptr;
+  bool has_parameters_alone = true;
+  for (const HomedArgument& one : arguments) {
+    if (one.argument < 64 && (facts.written >> one.argument & 1)) {
+      if (written != nullptr && written->home.stage != one.home.stage)
+        throw Error(ErrorCode::kUnsupported, str("smp: ", facts.name, " writes tensors of stage ", written->home.stage,
+                                                 " and of stage ", one.home.stage,
+                                                 " in one call; write them by a call each"));
+      if (written == nullptr) written = &one;
+    }
+    if (facts.range_from >= 0 && one.argument >= static_cast<size_t>(facts.range_from))
+      throw Error(ErrorCode::kUnsupported, str("smp: ", facts.name, " cuts a view by the values of a tensor of stage ",
+                                               one.home.stage, "; read them by tolist() or item() first"));
+    if (static_cast<int>(one.argument) == facts.view_of && viewed == nullptr) viewed = &one;
+    if (one.home.is_parameter) {
+      if (parameter == nullptr) parameter = &one;
+      continue;
+    }
+    has_parameters_alone = false;
+    if (activation == nullptr || is_last_born(one.home, activation->home)) activation = &one;
+  }
+  const auto home_at = [&](const HomedArgument& one) {
+    return std::optional<Home>({one.home.stage, has_parameters_alone && one.home.is_parameter, one.home.born});
+  };
+  if (written != nullptr) return written->home;
+  if (facts.view_of >= 0) return viewed != nullptr ? std::optional(viewed->home) : std::nullopt;
+  if (parameter != nullptr && activation != nullptr && facts.is_each &&
+      activation->tensor.numel() > parameter->tensor.numel())
+    return home_at(*activation);
+  if (parameter != nullptr) return home_at(*parameter);
+  if (activation != nullptr) return home_at(*activation);
+  return std::nullopt;
+}
+
+}  // namespace trireme::ownership

@@ -1,0 +1,69 @@
+// What the stage that runs an operator tells the others of its results, and the key by which they find it again.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "trireme/intercept.h"
+
+namespace trireme::ownership {
+
+/// One tensor among the results of a call, as it is told.
+struct ToldTensor {
+  std::vector<int64_t> sizes = {}, strides = {};
+  at::ScalarType dtype = at::kFloat;
+  bool is_defined = true;
+  bool requires_grad = false;
+  bool is_conjugated = false, is_negated = false;  ///< the lazy bits of views of complex numbers
+  int is_argument = -1;                            ///< it is this one of the tensors among the arguments
+  int shares_with = -1;                            ///< it is another tensor over this one's memory
+  bool operator==(const ToldTensor&) const = default;
+};
+
+/// The results of a call, as they are told.
+struct ToldCall {
+  struct Return {
+    bool is_list = false;
+    std::vector<ToldTensor> tensors = {};
+    bool operator==(const Return&) const = default;
+  };
+  std::vector<Return> returns;
+  bool operator==(const ToldCall&) const = default;
+
+  /// Whether all results are views of arguments, so that the operator needs no numbers.
+  bool is_view() const;
+  /// "[2, 16] of strides [16, 1] in float", by result.
+  std::string text() const;
+};
+
+/// 128 bits of an operator, of what it was called with, numbers in tensors aside, and of the state that it depends on
+/// (gradients, autocast). Equal on all stages for equal calls.
+struct Key {
+  uint64_t first = 0, second = 0;
+  bool operator==(const Key&) const = default;
+};
+struct KeyHash {
+  size_t operator()(const Key& key) const { return key.first; }
+};
+using ToldCalls = std::unordered_map<Key, ToldCall, KeyHash>;
+
+/// `operator_hash`: of its name, the same in every process. `is_complete` gets false where an argument is of a kind
+/// that cannot be part of a key.
+Key key_of(uint64_t operator_hash, c10::ArrayRef<c10::IValue> arguments, bool& is_complete);
+
+/// What is to be told of a call with `arguments`, as the program gave them, that had `results`.
+/// Throws    Error(kUnsupported) that names `op`: a result without a storage, such as a sparse one.
+ToldCall told_of(const std::string& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
+
+/// Whether `told` describes `results`. As told_of(), without making anything.
+bool holds(const ToldCall& told, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
+
+/// As bytes, and back. Throws CommError(kDiverged): other bytes.
+std::string bytes_of(const ToldCall& told);
+ToldCall told_from(const std::string& bytes);
+
+}  // namespace trireme::ownership

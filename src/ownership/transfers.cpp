@@ -1,0 +1,28 @@
+#include "ownership/transfers.h"
+
+namespace trireme::ownership {
+
+Transfers::Use Transfers::use(const at::Tensor& tensor, int home, int stage, int stages, bool needs_gradient) {
+  auto found = entries_.find(tensor.unsafeGetTensorImpl());
+  if (found == entries_.end()) {
+    if (stage == home) return {};
+    Entry made{.tensor = c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr())};
+    found = entries_.emplace(tensor.unsafeGetTensorImpl(), std::move(made)).first;
+  }
+  Entry& entry = found->second;
+  const auto version = static_cast<uint32_t>(tensor._version());
+  if (entry.is_at.empty() || entry.version != version) {  // a write gives it another history, at home
+    entry.version = version;
+    entry.holder = home;
+    entry.is_at.assign(stages, false);
+    entry.data.reset();
+    entry.used_as.reset();
+  }
+  Use use{.entry = &entry};
+  use.brings_data = stage != home && !entry.is_at[stage];
+  entry.is_at[stage] = true;
+  if (needs_gradient && entry.holder != stage) use.from = std::exchange(entry.holder, stage);
+  return use;
+}
+
+}  // namespace trireme::ownership
