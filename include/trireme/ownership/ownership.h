@@ -1,0 +1,126 @@
+// Stages that own parts of an unmodified model: every stage runs the same program, an operator runs on the stage that has
+// its parameters, and the others get a tensor of its sizes without memory.
+//
+//   Ownership ownership(stages, device);
+//   for (each parameter and persistent buffer) ownership.own(tensor, its stage, its name);
+//   auto micro_batch = ownership.begin(number, seed);
+//   {
+//     const Ownership::Scope forward(ownership, *micro_batch);
+//     const at::Tensor loss = …;  // any program that uses the parameters
+//     ownership.backward(loss);   // notes the root
+//     ownership.end_forward({loss});
+//   }
+//   for (int piece = ownership.pieces(*micro_batch) - 1; piece >= 0; --piece) {
+//     auto roots = ownership.receive_gradients(*micro_batch, piece);
+//     (a backward pass from roots)
+//     ownership.send_gradients(*micro_batch, piece);
+//   }
+//
+// Inside of a scope a program may do with any tensor what operators do; values that it reads (item()) come from the stage
+// that has them. See docs/ownership.md.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trireme/comm/group.h"
+#include "trireme/ownership/home.h"
+
+namespace trireme {
+
+namespace ownership {
+struct MicroBatch;
+}
+
+/// Counts of this stage since it was made.
+struct OwnershipCounters {
+  int64_t own = 0;         ///< operators that this stage ran for all
+  int64_t remote = 0;      ///< operators that another stage ran
+  int64_t replicated = 0;  ///< operators that every stage ran
+  int64_t messages = 0;    ///< sent
+  int64_t bytes = 0;       ///< sent, without headers
+  int64_t told = 0;        ///< waits for sizes
+};
+
+/// One per rank, whose operators it sees from then on. Call all methods from the thread that made it.
+class Ownership {
+ public:
+  /// `stages` has one rank per stage and outlives this. Collective over it.
+  Ownership(Group& stages, c10::Device device);
+  ~Ownership();
+  Ownership(const Ownership&) = delete;
+  Ownership& operator=(const Ownership&) = delete;
+
+  int stage() const;
+  int stages() const;
+
+  /// `tensor` is `stage`'s from now on: on other stages it loses its memory, and keeps its sizes, its graph and its
+  /// place in the module. Call it for the same tensors on every stage. A tensor that needs a gradient is a trained
+  /// parameter.
+  /// Throws    ConfigError: no such stage, or the tensor is another stage's already.
+  void own(const at::Tensor& tensor, int stage, const std::string& name);
+  /// Nothing: every stage has it.
+  std::optional<Home> home_of(const at::Tensor& tensor) const;
+
+  /// What is held of one micro-batch from its forward pass to the end of its backward pass.
+  using MicroBatch = ownership::MicroBatch;
+  /// `number`: of the micro-batch among all of the run, alike on all stages. `seed`: of its random numbers.
+  std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed);
+  /// While it lives, operators of this thread are the micro-batch's forward pass.
+  class [[nodiscard]] Scope {
+   public:
+    Scope(Ownership& ownership, MicroBatch& micro_batch);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Ownership& ownership_;
+  };
+
+  // Inside of a scope:
+
+  /// Notes `root`, from which backward begins with `gradient` (undefined: ones) where the root's numbers are.
+  void backward(const at::Tensor& root, const at::Tensor& gradient = {});
+  /// `tensor`, with its numbers on `stage`; itself where it has no home or is there.
+  at::Tensor move(const at::Tensor& tensor, int stage);
+  /// The last call of a forward pass: `results` go from their stages to all, where outputs() has them, and the other
+  /// stages are told that the pass has ended, with a digest of its operators that they compare with theirs.
+  void end_forward(const std::vector<at::Tensor>& results);
+
+  // Afterwards:
+
+  /// Pieces of the micro-batch's backward pass on this stage; the last one runs first.
+  int pieces(const MicroBatch& micro_batch) const;
+  struct Roots {
+    torch::autograd::edge_list edges;
+    std::vector<at::Tensor> gradients;
+  };
+  /// Waits for the gradients that the piece begins with.
+  Roots receive_gradients(MicroBatch& micro_batch, int piece);
+  /// Hands on what the piece has computed for other stages.
+  void send_gradients(MicroBatch& micro_batch, int piece);
+  /// The results of the forward pass, detached, with its numbers on every stage; waits for it.
+  std::vector<at::Tensor> outputs(MicroBatch& micro_batch);
+  /// The stages that ran operators, in program order.
+  const std::vector<int>& visits(const MicroBatch& micro_batch) const;
+  /// At the end of a step: all that was sent has left, and every forward pass was compared with the other stages'.
+  /// Throws    CommError(kDiverged) on every stage: programs differ; names both operators.
+  void finish();
+
+  /// Ends everything: other stages' waits throw `why`.
+  void abort(const std::string& why) noexcept;
+  OwnershipCounters counters() const;
+
+ private:
+  class Impl;
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,192 @@
+#include "trireme/ownership/ownership.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones_like.h>
+
+#include "ownership/mailbox.h"
+#include "ownership/ownership_pass.h"
+#include "ownership/shadow.h"
+#include "ownership/wire.h"
+#include "trireme/base/error.h"
+#include "trireme/intercept.h"
+
+namespace trireme {
+
+using ownership::MessageKind;
+
+class Ownership::Impl {
+ public:
+  Impl(Group& stages, c10::Device device)
+      : device_(device),
+        group_(stages.clone(stages.name() + "/ownership")),
+        mailbox_(*group_, device),
+        pass_(group_->rank(), group_->size(), device, mailbox_),
+        scope_(InterceptScope::Watch::kWrites, &pass_) {}
+
+  int stage() const { return group_->rank(); }
+  int stages() const { return group_->size(); }
+
+  void own(const at::Tensor& tensor, int stage, const std::string& name) {
+    if (stage < 0 || stage >= stages())
+      throw ConfigError(str("'", name, "' on stage ", stage, ": there are stages 0 to ", stages() - 1));
+    if (const Home* const home = pass_.homes().find(tensor)) {
+      if (home->stage == stage) return;
+      throw ConfigError(str("'", name, "' on stage ", stage, ": it is on stage ", home->stage, " already"));
+    }
+    const Home home{.stage = stage, .is_parameter = tensor.requires_grad()};
+    if (stage == this->stage())
+      pass_.homes().set(tensor.storage(), home);
+    else
+      ownership::make_remote(tensor, home, name);
+  }
+
+  std::optional<Home> home_of(const at::Tensor& tensor) {
+    const Home* const home = pass_.homes().find(tensor);
+    return home != nullptr ? std::optional(*home) : std::nullopt;
+  }
+
+  std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed) {
+    auto made = std::make_shared<MicroBatch>();
+    made->number = number;
+    made->seed = seed;
+    made->sent.assign(stages(), 0);
+    made->received.assign(stages(), 0);
+    return made;
+  }
+
+  void enter(MicroBatch& micro_batch) {
+    if (pass_.current() != nullptr) throw StateError("Ownership::Scope: another micro-batch's forward pass runs");
+    pass_.set_current(&micro_batch);
+  }
+  void leave() noexcept { pass_.set_current(nullptr); }
+
+  void backward(const at::Tensor& root, const at::Tensor& gradient) {
+    MicroBatch& now = current("backward");
+    if (!root.requires_grad())
+      throw StateError("backward: the tensor needs no gradient; it has to come from the model's parameters, and not "
+                       "from under torch.no_grad()");
+    const Home* const home = pass_.homes().find(root);
+    if (home != nullptr && home->stage != stage()) return;
+    const WithoutInterception own_operators;
+    if (!gradient.defined() && root.numel() != 1)
+      throw ShapeError(str("backward: a tensor of sizes ", root.sizes(), " needs a gradient of these sizes"));
+    now.pieces.root(root, gradient.defined() ? gradient : at::ones_like(root));
+  }
+
+  at::Tensor move(const at::Tensor& tensor, int stage) { return pass_.move(tensor, stage); }
+
+  void end_forward(const std::vector<at::Tensor>& results) {
+    MicroBatch& now = current("end_forward");
+    for (const at::Tensor& result : results) now.outputs.push_back(sent_or_expected(now, result));
+    now.transfers.clear();
+    for (int other = 0; other < stages(); ++other)
+      if (other != stage()) mailbox_.send_end(other, now.number, now.digest, now.trace);
+  }
+
+  int pieces(const MicroBatch& micro_batch) const { return micro_batch.pieces.count(); }
+
+  Roots receive_gradients(MicroBatch& micro_batch, int piece) {
+    const WithoutInterception own_operators;
+    for (const ownership::TransferId& id : micro_batch.pieces.wanted(piece)) {
+      const auto [sizes, dtype] = micro_batch.gradient_sizes.extract(id).mapped();
+      const at::Tensor gradient = at::empty(sizes, at::TensorOptions().dtype(dtype).device(device_));
+      const bool is_there = mailbox_.take_gradient(id.stage, micro_batch.number, id.number, gradient);
+      micro_batch.pieces.put(id, is_there ? gradient : at::Tensor());
+    }
+    ownership::Pieces::Roots roots = micro_batch.pieces.roots(piece);
+    return {std::move(roots.edges), std::move(roots.gradients)};
+  }
+
+  void send_gradients(MicroBatch& micro_batch, int piece) {
+    const WithoutInterception own_operators;
+    for (const auto& [id, gradient] : micro_batch.pieces.take_gradients(piece))
+      mailbox_.send_gradient(id.stage, micro_batch.number, id.number,
+                             gradient.defined() ? gradient.contiguous() : gradient);
+  }
+
+  std::vector<at::Tensor> outputs(MicroBatch& micro_batch) {
+    const WithoutInterception own_operators;
+    std::vector<at::Tensor> tensors;
+    for (MicroBatch::Output& output : micro_batch.outputs) {
+      if (output.stage >= 0) {
+        const ownership::Room room = ownership::make_room(output.tensor);
+        mailbox_.take_output(output.stage, micro_batch.number, output.number, room.buffer);
+        output.tensor = ownership::filled(room);
+        output.stage = -1;
+      }
+      tensors.push_back(output.tensor);
+    }
+    return tensors;
+  }
+
+  void finish() {
+    mailbox_.finish();
+    pass_.homes().sweep();
+  }
+  void abort(const std::string& why) noexcept { group_->abort(why); }
+
+  OwnershipCounters counters() const {
+    OwnershipCounters counters = pass_.counters();
+    counters.messages = mailbox_.messages();
+    counters.bytes = mailbox_.bytes();
+    return counters;
+  }
+
+ private:
+  MicroBatch& current(const char* call) const {
+    if (pass_.current() == nullptr) throw StateError(str(call, ": call it inside of a step function"));
+    return *pass_.current();
+  }
+
+  MicroBatch::Output sent_or_expected(MicroBatch& now, const at::Tensor& result) {
+    if (!result.defined()) return {};
+    const Home* const home = pass_.homes().find(result);
+    if (home != nullptr && home->stage != stage()) {
+      const WithoutInterception own_operators;
+      return {.tensor = result.detach(), .stage = home->stage, .number = ++now.received[home->stage]};
+    }
+    const ChainFrom later_passes(PassOrder::kSequence, RandomStream::kModel);
+    if (home != nullptr) {
+      const at::Tensor elements = ownership::packed(result);
+      for (int other = 0; other < stages(); ++other)
+        if (other != stage()) mailbox_.send_output(other, now.number, ++now.sent[other], elements);
+    }
+    return {.tensor = result.detach()};
+  }
+
+  const c10::Device device_;
+  const std::unique_ptr<Group> group_;
+  ownership::Mailbox mailbox_;
+  ownership::OwnershipPass pass_;
+  const InterceptScope scope_;
+};
+
+Ownership::Ownership(Group& stages, c10::Device device) : impl_(std::make_unique<Impl>(stages, device)) {}
+Ownership::~Ownership() = default;
+
+int Ownership::stage() const { return impl_->stage(); }
+int Ownership::stages() const { return impl_->stages(); }
+void Ownership::own(const at::Tensor& tensor, int stage, const std::string& name) { impl_->own(tensor, stage, name); }
+std::optional<Home> Ownership::home_of(const at::Tensor& tensor) const { return impl_->home_of(tensor); }
+std::shared_ptr<Ownership::MicroBatch> Ownership::begin(int64_t number, uint64_t seed) {
+  return impl_->begin(number, seed);
+}
+Ownership::Scope::Scope(Ownership& ownership, MicroBatch& micro_batch) : ownership_(ownership) {
+  ownership_.impl_->enter(micro_batch);
+}
+Ownership::Scope::~Scope() { ownership_.impl_->leave(); }
+void Ownership::backward(const at::Tensor& root, const at::Tensor& gradient) { impl_->backward(root, gradient); }
+at::Tensor Ownership::move(const at::Tensor& tensor, int stage) { return impl_->move(tensor, stage); }
+void Ownership::end_forward(const std::vector<at::Tensor>& results) { impl_->end_forward(results); }
+int Ownership::pieces(const MicroBatch& micro_batch) const { return impl_->pieces(micro_batch); }
+Ownership::Roots Ownership::receive_gradients(MicroBatch& micro_batch, int piece) {
+  return impl_->receive_gradients(micro_batch, piece);
+}
+void Ownership::send_gradients(MicroBatch& micro_batch, int piece) { impl_->send_gradients(micro_batch, piece); }
+std::vector<at::Tensor> Ownership::outputs(MicroBatch& micro_batch) { return impl_->outputs(micro_batch); }
+const std::vector<int>& Ownership::visits(const MicroBatch& micro_batch) const { return micro_batch.visits; }
+void Ownership::finish() { impl_->finish(); }
+void Ownership::abort(const std::string& why) noexcept { impl_->abort(why); }
+OwnershipCounters Ownership::counters() const { return impl_->counters(); }
+
+}  // namespace trireme

@@ -1,0 +1,480 @@
+#include "ownership/ownership_pass.h"
+
+#include <ATen/ops/clone.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "ownership/shadow.h"
+#include "ownership/wire.h"
+#include "trireme/base/error.h"
+#include "trireme/base/mix64.h"
+
+namespace trireme::ownership {
+namespace {
+
+std::vector<at::Tensor> tensors_of(c10::ArrayRef<c10::IValue> values) {
+  std::vector<at::Tensor> tensors;
+  for_each_tensor(values, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+  return tensors;
+}
+
+/// Puts `tensor` in place of the tensor number `item` of `value`.
+void replace(c10::IValue& value, size_t item, const at::Tensor& tensor) {
+  if (value.isTensor()) {
+    value = tensor;
+  } else if (value.isTensorList()) {
+    c10::List<at::Tensor> list = value.toTensorList().copy();
+    list.set(item, tensor);
+    value = std::move(list);
+  } else {
+    c10::List<std::optional<at::Tensor>> list = value.toOptionalTensorList().copy();
+    size_t next = 0;
+    for (size_t i = 0; i < list.size(); ++i)
+      if (list.get(i).has_value() && next++ == item) list.set(i, tensor);
+    value = std::move(list);
+  }
+}
+
+/// A number that a program reads: a kind, and 16 bytes.
+std::string bytes_of_values(c10::ArrayRef<c10::IValue> values) {
+  std::string bytes;
+  for (const c10::IValue& value : values) {
+    char kind = 0;
+    double parts[2] = {0, 0};
+    if (value.isBool()) {
+      kind = 'b';
+      parts[0] = value.toBool();
+    } else if (value.isInt()) {
+      kind = 'i';
+      const int64_t number = value.toInt();
+      std::memcpy(parts, &number, sizeof number);
+    } else if (value.isDouble()) {
+      kind = 'd';
+      parts[0] = value.toDouble();
+    } else if (value.isComplexDouble()) {
+      kind = 'c';
+      parts[0] = value.toComplexDouble().real();
+      parts[1] = value.toComplexDouble().imag();
+    } else {
+      throw Error(ErrorCode::kUnsupported, "smp: a value of type " + value.tagKind() + " is read of another stage");
+    }
+    bytes += kind;
+    bytes.append(reinterpret_cast<const char*>(parts), sizeof parts);
+  }
+  return bytes;
+}
+
+std::vector<c10::IValue> values_from(const std::string& bytes) {
+  std::vector<c10::IValue> values;
+  constexpr size_t kEach = 1 + 2 * sizeof(double);
+  for (size_t place = 0; place + kEach <= bytes.size(); place += kEach) {
+    double parts[2];
+    std::memcpy(parts, bytes.data() + place + 1, sizeof parts);
+    int64_t number = 0;
+    std::memcpy(&number, parts, sizeof number);
+    switch (bytes[place]) {
+      case 'b':
+        values.emplace_back(parts[0] != 0);
+        break;
+      case 'i':
+        values.emplace_back(number);
+        break;
+      case 'd':
+        values.emplace_back(parts[0]);
+        break;
+      default:
+        values.emplace_back(c10::complex<double>(parts[0], parts[1]));
+    }
+  }
+  return values;
+}
+
+at::Tensor with_base(const at::Tensor& tensor) { return tensor.is_view() ? at::Tensor(tensor._base()) : tensor; }
+
+bool is_mask(at::ScalarType dtype) { return dtype == at::kBool || dtype == at::kByte; }
+
+}  // namespace
+
+void OwnershipPass::run(OperatorCall& call, Next next) {
+  if (current_ == nullptr) return next(call);
+  if (torch::autograd::get_current_graph_task_id() != -1)
+    throw StateError(
+        "smp: a backward pass was started inside of a step function; call model.backward(loss), which runs when the "
+        "forward pass has ended (torch.autograd.grad() and create_graph are not there yet)");
+  MicroBatch& now = *current_;
+  if (call.traits.random) call.seed = mix64(mix64(now.seed ^ static_cast<uint64_t>(now.number)) ^ static_cast<uint64_t>(++now.randoms));
+  if (stages_ == 1) return next(call);
+  ++now.position;
+  const OperatorFacts& facts = facts_of(call);
+  const HomedArguments homed = homes_.arguments_of(call);
+  std::optional<Home> home = home_of(facts, homed);
+  if (home && forced_) home->stage = *forced_;
+  if (!home) return run_replicated(call, facts, homed, next);
+  if (now.visits.empty() || now.visits.back() != home->stage) now.visits.push_back(home->stage);
+  if (home->stage == stage_)
+    run_own(call, facts, homed, *home, next);
+  else
+    run_remote(call, facts, homed, *home, next);
+}
+
+const OperatorFacts& OwnershipPass::facts_of(const OperatorCall& call) {
+  if (const auto found = facts_.find(call.op); found != facts_.end()) return found->second;
+  return facts_.emplace(call.op, ownership::facts_of(call)).first->second;
+}
+
+/// What other stages compare: every operator with its home.
+void OwnershipPass::note(const OperatorFacts& facts, const Key& key, int stage) {
+  MicroBatch& now = *current_;
+  const uint64_t of_call = mix64(key.first + static_cast<uint64_t>(stage + 1));
+  now.digest = mix64(now.digest ^ of_call);
+  now.trace.emplace_back(&facts.name, of_call);
+}
+
+bool OwnershipPass::tells_each(const OperatorFacts& facts, const OperatorCall& call) const {
+  if (facts.tells_each) return true;
+  if (!facts.tells_by_index) return false;
+  bool has_mask = false;
+  for_each_tensor(call.arguments().slice(1), [&](const at::Tensor& index) {
+    has_mask = has_mask || (index.defined() && is_mask(index.scalar_type()));
+  });
+  return has_mask;
+}
+
+bool OwnershipPass::needs_gradient(const at::Tensor& tensor) {
+  return at::GradMode::is_enabled() && tensor.requires_grad();
+}
+
+// --- operators of nobody -------------------------------------------------------------------------------------------
+
+void OwnershipPass::run_replicated(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed,
+                                   const Next& next) {
+  ++counters_.replicated;
+  bool is_complete = true;
+  note(facts, key_of(facts.hash, call.arguments(), is_complete), -1);
+  // A view by the sizes of a tensor that has a home.
+  if (!homed.empty()) return call.op.redispatchBoxed(call.keys, &call.stack);
+  next(call);
+}
+
+// --- operators of this stage ---------------------------------------------------------------------------------------
+
+void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed, const Home& home,
+                            const Next& next) {
+  ++counters_.own;
+  bool is_complete = true;
+  const Key key = key_of(facts.hash, call.arguments(), is_complete);
+  note(facts, key, stage_);
+  const bool tells = !is_complete || tells_each(facts, call);
+  const std::vector<Replaced> replaced = bring(call, facts, homed, next);
+  const std::vector<c10::IValue> arguments = call.arguments().vec();
+
+  const bool reads_sizes_of_others =
+      facts.view_of >= 0 && std::ranges::any_of(homed, [&](const HomedArgument& one) { return one.home.stage != stage_; });
+  if (reads_sizes_of_others)
+    call.op.redispatchBoxed(call.keys, &call.stack);
+  else
+    next(call);
+  if (facts.reads_nothing) return;
+  if (facts.gives_values) return tell_values(facts, call.results());
+
+  ToldCall told_now;
+  const ToldCall* told = nullptr;
+  if (const auto known = tells ? told_.end() : told_.find(key); known != told_.end()) {
+    told = &known->second;
+    if (!holds(*told, arguments, call.results()))
+      throw StateError(str("smp: ", facts.name, " had results ", told_of(facts.name, arguments, call.results()).text(),
+                           " where the same call had ", told->text(),
+                           " before: their sizes depend on values, and the operator does not say so"));
+  } else {
+    told_now = told_of(facts.name, arguments, call.results());
+    refuse_mixed(facts, told_now);
+    tell(facts, told_now);
+    told = tells ? &told_now : &told_.emplace(key, std::move(told_now)).first->second;
+  }
+  if (told->is_view() && !replaced.empty()) return view_originals(call, *told, replaced, arguments);
+  give_back(call, replaced);
+  note_results(call, *told, home);
+  take_written(facts, call.op, arguments, home);
+}
+
+/// Puts what the operator needs in place of its arguments: tensors of other stages come here, and what is of an earlier
+/// piece has a stand-in in this one.
+std::vector<OwnershipPass::Replaced> OwnershipPass::bring(OperatorCall& call, const OperatorFacts& facts,
+                                                          const HomedArguments& homed, const Next& next) {
+  Pieces& pieces = current_->pieces;
+  std::vector<Replaced> replaced;
+  for (const HomedArgument& one : homed) {
+    if (!is_needed(facts, one)) continue;
+    if (is_written(call, one)) {
+      use(call, facts, with_base(one.tensor), one.home.stage, stage_, next);
+      continue;
+    }
+    replaced.push_back({.argument = one.argument,
+                        .item = one.item,
+                        .original = one.tensor,
+                        .used = use(call, facts, one.tensor, one.home.stage, stage_, next),
+                        .is_received = one.home.stage != stage_});
+  }
+  for (Replaced& one : replaced) one.used = pieces.cross(one.used);
+  for (const HomedArgument& one : homed)
+    if (is_written(call, one)) pieces.begin_write(one.tensor);
+  std::erase_if(replaced, [](const Replaced& one) { return one.used.is_same(one.original); });
+  for (const Replaced& one : replaced)
+    replace(call.stack[call.stack.size() - call.traits.arguments + one.argument], one.item, one.used);
+  return replaced;
+}
+
+bool OwnershipPass::is_written(const OperatorCall& call, const HomedArgument& one) {
+  return one.argument < 64 && (call.traits.written >> one.argument & 1);
+}
+
+/// Of a view, other arguments give sizes or dtypes, which every stage knows.
+bool OwnershipPass::is_needed(const OperatorFacts& facts, const HomedArgument& one) {
+  return facts.view_of < 0 || static_cast<int>(one.argument) == facts.view_of;
+}
+
+/// The program's own tensors in place of those that stood for them among the results.
+void OwnershipPass::give_back(OperatorCall& call, const std::vector<Replaced>& replaced) {
+  if (replaced.empty()) return;
+  const size_t count = call.results().size();
+  for (size_t i = 0; i < count; ++i) {
+    c10::IValue& result = call.stack[call.stack.size() - count + i];
+    size_t item = 0;
+    std::vector<std::pair<size_t, at::Tensor>> originals;
+    for_each_tensor(result, [&](const at::Tensor& tensor) {
+      for (const Replaced& one : replaced)
+        if (one.used.is_same(tensor)) originals.emplace_back(item, one.original);
+      ++item;
+    });
+    for (const auto& [place, original] : originals) replace(result, place, original);
+  }
+}
+
+/// Results that are views: of the program's own tensors, as on other stages.
+void OwnershipPass::view_originals(OperatorCall& call, const ToldCall& told, const std::vector<Replaced>& replaced,
+                                   std::vector<c10::IValue> arguments) {
+  const std::vector<at::Tensor> views_of_used = tensors_of(call.results()), used = tensors_of(arguments);
+  torch::jit::drop(call.stack, call.results().size());
+  for (const Replaced& one : replaced) replace(arguments[one.argument], one.item, one.original);
+  for (c10::IValue& argument : arguments) call.stack.push_back(std::move(argument));
+  call.op.redispatchBoxed(call.keys, &call.stack);
+  const std::vector<at::Tensor> views = tensors_of(call.results());
+  size_t next = 0;
+  for (const ToldCall::Return& result : told.returns)
+    for (const ToldTensor& one : result.tensors) {
+      const auto is_source = [&](const Replaced& it) { return !it.is_received && it.used.is_same(used[one.shares_with]); };
+      if (std::ranges::any_of(replaced, is_source)) current_->pieces.made_view(views[next], views_of_used[next]);
+      ++next;
+    }
+}
+
+/// New results are at home here.
+void OwnershipPass::note_results(const OperatorCall& call, const ToldCall& told, const Home& home) {
+  size_t next = 0;
+  const auto results = call.results();
+  for (size_t i = 0; i < results.size(); ++i) {
+    next = 0;
+    for_each_tensor(results[i], [&](const at::Tensor& tensor) {
+      const ToldTensor& one = told.returns[i].tensors[next++];
+      if (one.is_defined && one.is_argument < 0 && one.shares_with < 0) homes_.set(tensor.storage(), born(home));
+    });
+  }
+}
+
+/// A tensor that every stage had and that values of one stage have been written into is that stage's.
+void OwnershipPass::take_written(const OperatorFacts& facts, const c10::OperatorHandle& op,
+                                 c10::ArrayRef<c10::IValue> arguments, const Home& home) {
+  if (facts.written == 0) return;
+  for (size_t i = 0; i < arguments.size() && i < 64; ++i) {
+    if ((facts.written >> i & 1) == 0) continue;
+    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || homes_.find(tensor) != nullptr) return;
+      if (StorageHandle::owner_of(*tensor.storage().unsafeGetStorageImpl()) != nullptr)
+        throw Error(ErrorCode::kUnsupported,
+                    str("smp: ", op.schema().name(), " writes what stage ", home.stage,
+                        " has computed into a parameter that no stage was given"));
+      homes_.set(tensor.storage(), born(home));
+      if (home.stage != stage_) make_remote(tensor, born(home), "");
+    });
+  }
+}
+
+Home OwnershipPass::born(const Home& home) const {
+  return {home.stage, home.is_parameter,
+          static_cast<uint64_t>(current_->number + 1) << 32 | static_cast<uint64_t>(current_->position)};
+}
+
+// --- operators of another stage ------------------------------------------------------------------------------------
+
+void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed,
+                               const Home& home, const Next& next) {
+  ++counters_.remote;
+  bool is_complete = true;
+  const Key key = key_of(facts.hash, call.arguments(), is_complete);
+  note(facts, key, home.stage);
+  for (const HomedArgument& one : homed)
+    if (is_needed(facts, one))
+      use(call, facts, is_written(call, one) ? with_base(one.tensor) : one.tensor, one.home.stage, home.stage, next);
+  if (facts.reads_nothing) return call.op.redispatchBoxed(call.keys, &call.stack);
+  if (facts.gives_values) {
+    std::vector<c10::IValue> values = hear_values(facts, home.stage);
+    torch::jit::drop(call.stack, call.traits.arguments);
+    for (c10::IValue& value : values) call.stack.push_back(std::move(value));
+    return;
+  }
+  const bool tells = !is_complete || tells_each(facts, call);
+  ToldCall told_now;
+  const ToldCall* told = nullptr;
+  if (const auto known = tells ? told_.end() : told_.find(key); known != told_.end()) {
+    told = &known->second;
+  } else {
+    told_now = hear(facts, home.stage);
+    refuse_mixed(facts, told_now);
+    told = tells ? &told_now : &told_.emplace(key, std::move(told_now)).first->second;
+  }
+  // Not by next(call): the owner of a storage is asked for its bytes there.
+  if (told->is_view()) return call.op.redispatchBoxed(call.keys, &call.stack);
+  const std::vector<c10::IValue> arguments = call.arguments().vec();
+  const std::vector<at::Tensor> tensors = tensors_of(arguments);
+  torch::jit::drop(call.stack, call.traits.arguments);
+  note_writes(facts, *told, arguments, tensors);
+  take_written(facts, call.op, arguments, home);
+  make_results(call, *told, tensors, born(home));
+}
+
+/// What the program has written has another version, and needs a gradient where it does on its stage.
+void OwnershipPass::note_writes(const OperatorFacts& facts, const ToldCall& told, c10::ArrayRef<c10::IValue> arguments,
+                                const std::vector<at::Tensor>& tensors) {
+  if (facts.written == 0) return;
+  std::vector<bool> needs(tensors.size());
+  for (const ToldCall::Return& result : told.returns)
+    for (const ToldTensor& one : result.tensors)
+      if (one.is_argument >= 0) needs[one.is_argument] = one.requires_grad;
+  size_t place = 0;
+  for (size_t i = 0; i < arguments.size(); ++i)
+    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      if (i < 64 && (facts.written >> i & 1) && tensor.defined()) note_write(tensor, tensors, needs[place]);
+      ++place;
+    });
+}
+
+void OwnershipPass::make_results(OperatorCall& call, const ToldCall& told, const std::vector<at::Tensor>& arguments,
+                                 const Home& home) {
+  NodePtr stub;
+  const auto make = [&](const ToldTensor& one) {
+    if (!one.is_defined) return at::Tensor();
+    if (one.is_argument >= 0) return arguments.at(one.is_argument);
+    at::Tensor shadow = make_shadow(one, device_, home);
+    if (one.requires_grad) {
+      if (!stub) stub = make_stub(arguments);
+      torch::autograd::set_history(shadow, stub);
+    }
+    return shadow;
+  };
+  for (const ToldCall::Return& result : told.returns) {
+    if (!result.is_list) {
+      call.stack.emplace_back(make(result.tensors.front()));
+      continue;
+    }
+    c10::List<at::Tensor> list;
+    for (const ToldTensor& one : result.tensors) list.push_back(make(one));
+    call.stack.emplace_back(std::move(list));
+  }
+}
+
+void OwnershipPass::refuse_mixed(const OperatorFacts& facts, const ToldCall& told) {
+  if (told.is_view()) return;
+  for (const ToldCall::Return& result : told.returns)
+    for (const ToldTensor& one : result.tensors)
+      if (one.shares_with >= 0)
+        throw Error(ErrorCode::kUnsupported, str("smp: ", facts.name,
+                                                 " gives views of its arguments and new tensors in one call, which is "
+                                                 "not there yet for tensors of a stage"));
+}
+
+// --- what crosses --------------------------------------------------------------------------------------------------
+
+/// `stage` uses `tensor`, of the stage `home`: sends what it needs of this stage. Returns what this stage uses it as,
+/// where it is the one.
+at::Tensor OwnershipPass::use(OperatorCall& call, const OperatorFacts& facts, const at::Tensor& tensor, int home,
+                              int stage, const Next& next) {
+  MicroBatch& now = *current_;
+  const bool needs = needs_gradient(tensor);
+  const auto [entry, brings_data, from] = now.transfers.use(tensor, home, stage, stages_, needs);
+  if (entry == nullptr) return tensor;
+  const bool is_home = home == stage_, is_user = stage == stage_;
+  if (brings_data && is_home) {
+    const MessageName value = name(MessageKind::kValue, ++now.sent[stage], facts);
+    next.run(call, [&] { mailbox_.send(stage, value, packed(tensor)); });
+    now.pieces.note_sent();
+  }
+  if (brings_data && is_user) {
+    now.pieces.begin_receive();
+    const Room room = make_room(tensor);
+    mailbox_.take(home, name(MessageKind::kValue, ++now.received[home], facts), room.buffer);
+    entry->data = filled(room);
+  }
+  if (from == stage_) {
+    const TransferId id{.stage = stage, .number = ++now.sent[stage]};
+    now.pieces.sent(is_home ? tensor : entry->used_as, id);
+    now.gradient_sizes.emplace(id, MicroBatch::Sizes{tensor.sizes().vec(), tensor.scalar_type()});
+  }
+  if (from >= 0 && is_user) {
+    const TransferId id{.stage = from, .number = ++now.received[from]};
+    if (is_home)
+      now.pieces.received_back(tensor, id);
+    else
+      entry->used_as = now.pieces.received(entry->data, id);
+  }
+  if (is_home || !is_user) return tensor;
+  return needs ? entry->used_as : entry->data;
+}
+
+void OwnershipPass::tell(const OperatorFacts& facts, const ToldCall& told) {
+  const std::string bytes = bytes_of(told);
+  for (int stage = 0; stage < stages_; ++stage)
+    if (stage != stage_) mailbox_.send_bytes(stage, name(MessageKind::kTold, ++current_->sent[stage], facts), bytes);
+}
+
+ToldCall OwnershipPass::hear(const OperatorFacts& facts, int from) {
+  ++counters_.told;
+  return told_from(mailbox_.take_bytes(from, name(MessageKind::kTold, ++current_->received[from], facts)));
+}
+
+void OwnershipPass::tell_values(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> results) {
+  const std::string bytes = bytes_of_values(results);
+  for (int stage = 0; stage < stages_; ++stage)
+    if (stage != stage_) mailbox_.send_bytes(stage, name(MessageKind::kScalar, ++current_->sent[stage], facts), bytes);
+}
+
+std::vector<c10::IValue> OwnershipPass::hear_values(const OperatorFacts& facts, int from) {
+  return values_from(mailbox_.take_bytes(from, name(MessageKind::kScalar, ++current_->received[from], facts)));
+}
+
+MessageName OwnershipPass::name(MessageKind kind, int64_t number, const OperatorFacts& facts) const {
+  return {.micro_batch = current_->number,
+          .number = number,
+          .kind = kind,
+          .position = current_->position,
+          .op = facts.name};
+}
+
+// --- from outside of an operator -----------------------------------------------------------------------------------
+
+at::Tensor OwnershipPass::move(const at::Tensor& tensor, int stage) {
+  const Home* const home = homes_.find(tensor);
+  if (current_ == nullptr || home == nullptr || home->stage == stage) return tensor;
+  struct Forced {
+    std::optional<int>& stage;
+    ~Forced() { stage.reset(); }
+  } forced{forced_};
+  forced_ = stage;
+  return tensor.clone();
+}
+
+}  // namespace trireme::ownership
