@@ -122,7 +122,10 @@ void Pieces::begin_write(const at::Tensor& written) {
 }
 
 void Pieces::root(const at::Tensor& root, const at::Tensor& gradient) {
-  pieces_[piece_of(root)].roots.push_back({gradient_edge(root), gradient});
+  if (!root.requires_grad())
+    throw StateError(str("backward: the tensor of sizes ", root.sizes(), " that it starts at has no graph, as it was ",
+                         "computed without gradients or from detached tensors"));
+  add_root(root, gradient);
 }
 
 int Pieces::piece_of_node(const Node& node) const {

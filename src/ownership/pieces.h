@@ -68,6 +68,8 @@ class Pieces {
   /// Throws    Error (kUnsupported): `written` shares memory with a stand-in, and made_view() does not know it.
   void begin_write(const at::Tensor& written);
   /// Backward starts at `root`, too, with `gradient`.
+  ///
+  /// Throws    StateError: `root` has no graph.
   void root(const at::Tensor& root, const at::Tensor& gradient);
 
   // --- afterwards ---

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/count_of.h"
 #include "tests/support/error_of.h"
 #include "tests/support/live_bytes.h"
 #include "trireme/base/error.h"
@@ -329,11 +330,12 @@ struct Run {
   int micro_batches = 2;
   int open = 2;  ///< micro-batches whose forward runs before the first of them runs backward
   Goes gradient = Goes::kToTheStageThatUsedItBefore;
+  bool may_round_otherwise = false;
 };
 
 Outcome run_staged(const Program& program, int stages, const Run& run) {
   Outcome outcome;
-  outcome.may_round_otherwise = run.gradient == Goes::kHome;
+  outcome.may_round_otherwise = run.may_round_otherwise;
   const Parameters parameters(program);
   std::vector<StagedMicroBatch> batches;
   for (int m = 0; m < run.micro_batches; ++m) batches.emplace_back(program, stages, run.gradient, outcome);
@@ -505,10 +507,23 @@ TEST(Pieces, ARootIsUsedByALaterPieceToo) {
   Program p;
   const int w0 = p.parameter(0), w1 = p.parameter(1);
   const int early = p.compute(0, {p.mm(0, p.input(), w0)}, [](const Tensors& t) { return t[0].sum(); });
-  const int late = p.compute(0, {p.mul(1, early, w1), early}, [](const Tensors& t) { return (t[0] * t[1]).sum(); });
-  p.root(late);
+  int x = p.mul(1, early, w1);
+  for (int i = 0; i < 3; ++i) x = p.tanh(0, p.mul(0, x, early));
+  p.root(p.compute(0, {x}, [](const Tensors& t) { return t[0].sum(); }));
   p.root(early);
   expect_same(p, 2);
+}
+
+TEST(Pieces, UsesBeforeAndAfterATransferOfTheSamePieceAreAddedInTheirOrder) {
+  Program p;
+  const int w0 = p.parameter(0), w1 = p.parameter(1);
+  const int x = p.mm(0, p.input(), w0);
+  int sum = p.mm(1, p.mul(0, x, w0), w1);
+  sum = p.mul(1, sum, p.mm(1, x, w1));
+  sum = p.mul(1, sum, p.mm(0, x, w0));
+  sum = p.mul(1, sum, p.tanh(0, x));
+  p.loss(1, sum);
+  EXPECT_EQ(expect_same(p, 2, {.gradient = Goes::kHome}).pieces, (std::vector<int>{1, 1}));
 }
 
 TEST(Pieces, MicroBatchesAreOpenAtOnce) {
@@ -811,7 +826,7 @@ TEST(PiecesOfRandomPrograms, HaveTheBitsOfOneProcess) {
     SCOPED_TRACE(str("seed ", seed, ", ", stages, " stages\n", program.text()));
     const int open = 1 + static_cast<int>(seed % 2);
     rounded += expect_same(program, stages, {.open = open}).may_round_otherwise;
-    expect_same(program, stages, {.open = open, .gradient = Goes::kHome});
+    expect_same(program, stages, {.open = open, .gradient = Goes::kHome, .may_round_otherwise = true});
     --left;
   }
   std::cout << rounded << " of the programs may round otherwise\n";
@@ -866,6 +881,46 @@ TEST(PiecesOfOneStage, PiecesRunInReverse) {
   pieces.roots(1);
   pieces.take_gradients(1);
   pieces.roots(0);
+}
+
+TEST(PiecesOfOneStage, WithoutGradientsNothingCrosses) {
+  Pieces pieces;
+  const at::Tensor x = at::ones({2}).requires_grad_() * 2;
+  const auto history = x.grad_fn();
+  const at::NoGradGuard no_gradients;
+  pieces.sent(x, {1, 0});
+  EXPECT_TRUE(pieces.wanted(0).empty());
+  pieces.begin_receive();
+  EXPECT_TRUE(pieces.cross(x).is_same(x));
+  pieces.begin_write(x);
+  EXPECT_EQ(x.grad_fn(), history);
+}
+
+TEST(PiecesOfOneStage, ARootWithoutAGraphIsAnError) {
+  Pieces pieces;
+  EXPECT_SAYS(testing::named_error_of([&] { pieces.root(at::ones({2}), at::ones({2})); }), "StateError: backward");
+}
+
+TEST(PiecesOfOneStage, AViewsNodeIsMadeAnewByNobodyButItsOperator) {
+  Pieces pieces;
+  const at::Tensor x = at::ones({2, 2}).requires_grad_() * 2;
+  const at::Tensor row = x[0];
+  at::Tensor(x).mul_(3);
+  const auto* const node = torch::autograd::impl::grad_fn_unsafe(row);
+  EXPECT_TRUE(pieces.cross(row).is_same(row));
+  EXPECT_EQ(torch::autograd::impl::grad_fn_unsafe(row), node);
+}
+
+TEST(PiecesOfOneStage, NoPassSeesWhatPiecesCompute) {
+  const testing::CountOf detached("aten::detach");
+  Pieces pieces;
+  const at::Tensor x = pieces.received(at::ones({2}), {1, 0}) * 2;
+  pieces.note_sent();
+  pieces.begin_receive();
+  EXPECT_FALSE(pieces.cross(x).is_same(x));
+  EXPECT_EQ(detached.count, 0);
+  x.detach();
+  EXPECT_EQ(detached.count, 1) << "this test counts nothing";
 }
 
 TEST(PiecesOfOneStage, RunOnce) {
