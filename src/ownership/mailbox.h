@@ -2,15 +2,13 @@
 // same program.
 //
 // The main idea: stages run the same operators, so that both sides of a message know its name. A message goes with its
-// name, the *header*, and one that is not the awaited one is an error that names both operators. Where no message comes
-// at all, the stage that waits says so after a while, and a stage that is past that operator knows that it will never
-// send it.
+// name, and one that is not the awaited one is an error that names both operators. Where no message comes at all, the
+// stage that waits says so after a while, and a stage that is past that operator knows that it will never send it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -21,24 +19,10 @@
 #include <utility>
 #include <vector>
 
-#include "trireme/base/error.h"
+#include "ownership/post.h"
 #include "trireme/comm/group.h"
 
 namespace trireme::ownership {
-
-enum class MessageKind : uint8_t {
-  kValue,       ///< an argument's elements
-  kScalar,      ///< the number that a tensor is
-  kTold,        ///< sizes of results
-  kEnd,         ///< of a micro-batch's forward
-  kOutput,      ///< a tensor that the program returns
-  kGradient,    ///< of a value
-  kNoGradient,  ///< in its place
-  kTrace,       ///< the operators of a micro-batch, where two stages ran other ones
-  kWaiting,     ///< the name of a message that the sender waits for
-  kFinished,    ///< the sender has taken all that came of a step
-};
-inline constexpr size_t kMessageKinds = 10;
 
 /// What both sides know of a message without it.
 struct MessageName {
@@ -56,16 +40,16 @@ using OperatorTrace = std::vector<std::pair<const std::string*, uint64_t>>;
 /// taken in the order in which they were sent; gradients and outputs in any order.
 ///
 /// Requires  micro-batches run their forward one after the other, with ascending numbers. A stage that is at an
-///           operator has sent what other stages need for the ones before it.
+///           operator has sent what other stages need for the ones before it, and what the one needs that it waits for.
 /// Throws    (every method that receives) CommError: kDiverged, naming what both stages are at: a message is not the
 ///           awaited one, is damaged, or will never come, or two stages ran other operators in a micro-batch; kTimeout.
 ///           The group is aborted with the text, so that every stage throws it.
-class Mailbox {
+class Mailbox final : private Post::Reader {
  public:
   /// `stages` has no other user, and outlives this. `device`: of values, gradients and outputs; names and numbers go
   /// over the hosts.
   Mailbox(Group& stages, c10::Device device);
-  ~Mailbox();
+  ~Mailbox() override;
 
   /// Starts sending `elements`, contiguous, which nobody may write before flush(). An undefined one is a name alone.
   void send(int stage, const MessageName& name, const at::Tensor& elements);
@@ -89,7 +73,7 @@ class Mailbox {
   void send_end(int stage, int64_t micro_batch, uint64_t digest, const OperatorTrace& trace);
 
   /// Reads what has come, so that senders go on. Does not wait.
-  void progress();
+  void progress() { post_.look(); }
   /// Waits until all that was sent has left.
   void flush();
   /// Ends a step: waits until every stage has ended what this one has ended, compares, and waits until all of them are
@@ -98,7 +82,7 @@ class Mailbox {
   /// Forgets what came and was not taken, after an error.
   void clear();
   /// Every other stage throws `text` in its next wait.
-  void abort(const std::string& text) noexcept;
+  void abort(const std::string& text) noexcept { post_.abort(text); }
 
   /// Sent by this stage, without those by which stages find out that they have diverged, or are done.
   int64_t messages() const { return messages_; }
@@ -107,45 +91,43 @@ class Mailbox {
   int64_t waits(MessageKind kind) const { return waits_[static_cast<size_t>(kind)]; }
 
  private:
-  struct Header;
-  struct Letter;
-  struct Lane;
-  struct Wanted;
-  struct Record;
   using Key = std::tuple<MessageKind, int64_t, int64_t>;  // what is taken in any order: kind, micro-batch, number
+  /// What came from another stage, and went there.
+  struct Lane {
+    int stage;
+    std::deque<Letter> forward = {};
+    std::map<Key, Letter> aside = {};             // in any order
+    int64_t compared = -1;                        // the last micro-batch whose end has come and was compared
+    std::optional<Header> waiting = {};           // what it waits for, as far as is known
+    std::pair<int64_t, int64_t> sent = {-1, -1};  // the last forward message's micro-batch and number
+  };
+  /// A message that is received where it belongs if it comes now.
+  struct Wanted {
+    int stage;
+    Key key;
+    at::Tensor buffer;
+  };
+  /// A micro-batch that this stage has ended.
+  struct Record {
+    uint64_t digest;
+    OperatorTrace trace;
+  };
 
   Lane& lane(int stage);
-  void begin();
-  void post(int stage, const Header& header, const at::Tensor& elements);
-  void send_named(int stage, const MessageName& name, const at::Tensor& elements, uint64_t digest);
-  at::Tensor receive_next(int stage, const MessageName& name, const at::Tensor& buffer);
-  MessageKind receive_any(int stage, const MessageName& name, const at::Tensor& buffer);
-
-  bool is_expected(const Lane& lane) const;
-  bool has_left();
-  void look(Lane& lane, bool is_awaited);
-  void read(Lane& lane, const at::Tensor& header);
-  at::Tensor payload(Lane& lane, const Header& header);
+  void send(int stage, const MessageName& name, uint64_t digest, const at::Tensor& elements);
+  Letter receive(int stage, const MessageName& name, const at::Tensor& buffer);
+  at::Tensor room(int stage, const Header& header) override;
+  void read(int stage, Letter letter) override;
   void meet_end(Lane& lane, const Header& end);
   void compare_traces(Lane& lane, int64_t micro_batch);
-  void check_waiting(const MessageName& name, int stage);
+  void check_waiting(const MessageName& name, int from);
   void await(int stage, const MessageName& name, const std::function<bool()>& is_there);
-  bool wait_until(int stage, const std::function<bool()>& is_over);
 
-  std::string text_of(const MessageName& name) const;
-  std::string waits_for(int stage, const MessageName& name, int from) const;
-  [[noreturn]] void refuse(const std::string& text, ErrorCode code = ErrorCode::kDiverged);
-
-  Group& stages_;
-  const c10::Device device_;
-  const int rank_;
+  Post post_;
   std::deque<Lane> lanes_;             // by stage; this one's is not used
   std::map<int64_t, Record> records_;  // by micro-batch: this stage's, while not every other one was compared with it
   int64_t ended_ = -1;                 // the greatest micro-batch
-  int64_t steps_ = 0;                  // that were begun
-  bool is_open_ = false;               // the last of them
-  Wanted* wanted_ = nullptr;           // what a take waits for, to be received where it belongs
-  std::deque<std::pair<Pending<void>, at::Tensor>> leaving_;  // with what they send
+  std::optional<Wanted> wanted_;       // by the take that waits
   int64_t messages_ = 0, bytes_ = 0;
   std::array<int64_t, kMessageKinds> waits_ = {};
 };

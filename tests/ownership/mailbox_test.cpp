@@ -22,6 +22,8 @@
 #include <vector>
 
 #include "tests/support/error_of.h"
+#include "tests/support/fake_device/fake_device.h"
+#include "tests/support/fake_device/fake_nccl.h"
 #include "tests/support/processes.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
@@ -156,6 +158,41 @@ TEST_P(AMailbox, KeepsWhatComesBeforeItIsDue) {
   });
 }
 
+// Elements go from device to device, and their names over the hosts; those that come early wait on the device.
+TEST(AMailboxOfDevices, BringsElementsThatAreThere) {
+  testing::FakeRecord record;
+  run_ranks(2, [](Rank& rank) {
+    const c10::Device device = testing::fake_device(rank.id());
+    const auto group = testing::make_fake_nccl_group(rank.world(), device);
+    Mailbox mailbox(*group, device);
+    const at::Tensor numbers = at::arange(6, at::kFloat);
+    if (rank.id() == 0) {
+      mailbox.send(1, value(0, 1, 4), numbers.to(device));
+      mailbox.send_bytes(1, {0, 2, kTold, 5, kAdd}, "sizes");
+      mailbox.send(1, value(0, 3, 6), numbers.to(device) * 2);
+    } else {
+      const at::Tensor buffer = at::zeros({6}, device);
+      mailbox.take(0, value(0, 1, 4), buffer);
+      EXPECT_TRUE(at::equal(buffer.cpu(), numbers));
+      EXPECT_EQ(mailbox.take_bytes(0, {0, 2, kTold, 5, kAdd}), "sizes");
+      mailbox.take(0, value(0, 3, 6), buffer);
+      EXPECT_TRUE(at::equal(buffer.cpu(), numbers * 2));
+      mailbox.send_gradient(0, 0, 3, buffer);
+      mailbox.send_gradient(0, 0, 1, buffer * 2);
+    }
+    end_everywhere(mailbox, rank, 0);
+    if (rank.id() == 0) {
+      const at::Tensor buffer = at::zeros({6}, device);
+      EXPECT_TRUE(mailbox.take_gradient(1, 0, 1, buffer));  // the second one that was sent
+      EXPECT_TRUE(at::equal(buffer.cpu(), numbers * 4));
+      EXPECT_TRUE(mailbox.take_gradient(1, 0, 3, buffer));
+      EXPECT_TRUE(at::equal(buffer.cpu(), numbers * 2));
+    }
+    mailbox.finish();
+  });
+  EXPECT_EQ(record.races(), std::vector<std::string>());
+}
+
 // A ring of four: every stage sends to every other one, and micro-batches follow each other.
 TEST_P(AMailbox, OfFourStagesHasALaneForEachPair) {
   run(4, [](Rank& rank) {
@@ -259,7 +296,7 @@ TEST_P(AMailbox, TellsBothStagesOfAnotherShapeOrDtype) {
       if (rank.id() == 0) mailbox.send(1, value(0, 0, 4), one);
       received(mailbox, 1 - rank.id(), value(0, 0, 4), other);
     });
-    expect_both_say(texts, str("aten::add (operator 4 of micro-batch 0) from stage 0 of ", other.scalar_type(), " ",
+    expect_both_say(texts, str("aten::add (operator 4 of micro-batch 0) from stage 0, of ", other.scalar_type(), " ",
                                other.sizes(), "; stage 0 has sent Float [3]"));
   }
 }
@@ -373,6 +410,18 @@ TEST_P(AMailbox, ComparesAMicroBatchBeforeTheNextOnesMessages) {
   });
   expect_both_say(texts, "stage 0 ran aten::add");
   expect_both_say(texts, "stage 1 ran aten::mul");
+}
+
+// As where stages were given other numbers of micro-batches.
+TEST_P(AMailbox, TellsBothStagesOfAMicroBatchThatOneDoesNotRun) {
+  const auto texts = errors_of([](Mailbox& mailbox, Rank& rank) {
+    for (int64_t m = 0; m < 1 + rank.id(); ++m) end_everywhere(mailbox, rank, m);
+    mailbox.finish();
+    end_everywhere(mailbox, rank, 1);
+    mailbox.finish();
+  });
+  expect_both_say(texts,
+                  "stage 1 waits for the end of micro-batch 1 from stage 0, which has finished the step without");
 }
 
 TEST_P(AMailbox, AnExceptionOnOneStageReachesAll) {
