@@ -8,6 +8,7 @@
 #include "ownership/shadow.h"
 #include "ownership/wire.h"
 #include "trireme/base/error.h"
+#include "trireme/comm/device_group.h"
 #include "trireme/intercept.h"
 
 namespace trireme {
@@ -19,7 +20,7 @@ class Ownership::Impl {
   Impl(Group& stages, c10::Device device)
       : device_(device),
         group_(stages.clone(stages.name() + "/ownership")),
-        mailbox_(*group_, device),
+        mailbox_(group_for(*group_, device, devices_), device),
         pass_(group_->rank(), group_->size(), device, mailbox_),
         scope_(InterceptScope::Watch::kWrites, &pass_) {}
 
@@ -45,10 +46,11 @@ class Ownership::Impl {
     return home != nullptr ? std::optional(*home) : std::nullopt;
   }
 
-  std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed) {
+  std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed, bool stays_ahead) {
     auto made = std::make_shared<MicroBatch>();
     made->number = number;
     made->seed = seed;
+    made->stays_ahead = stays_ahead;
     made->sent.assign(stages(), 0);
     made->received.assign(stages(), 0);
     return made;
@@ -60,17 +62,20 @@ class Ownership::Impl {
   }
   void leave() noexcept { pass_.set_current(nullptr); }
 
-  void backward(const at::Tensor& root, const at::Tensor& gradient) {
+  void backward(const at::Tensor& root, const at::Tensor& gradient, const Scale& scale) {
     MicroBatch& now = current("backward");
     if (!root.requires_grad())
       throw StateError("backward: the tensor needs no gradient; it has to come from the model's parameters, and not "
                        "from under torch.no_grad()");
     const Home* const home = pass_.homes().find(root);
+    if (gradient.defined() ? gradient.sizes() != root.sizes() : root.numel() != 1)
+      throw ShapeError(str("backward: a tensor of sizes ", root.sizes(), " needs a gradient of these sizes, got ",
+                           gradient.defined() ? str(gradient.sizes()) : "none"));
+    now.has_root = true;
     if (home != nullptr && home->stage != stage()) return;
-    const WithoutInterception own_operators;
-    if (!gradient.defined() && root.numel() != 1)
-      throw ShapeError(str("backward: a tensor of sizes ", root.sizes(), " needs a gradient of these sizes"));
-    now.pieces.root(root, gradient.defined() ? gradient : at::ones_like(root));
+    const ChainFrom later_passes(PassOrder::kSequence, RandomStream::kModel);
+    const at::Tensor from = scale ? scale(root) : root;
+    now.pieces.root(from, gradient.defined() ? gradient.to(from.scalar_type()) : at::ones_like(from));
   }
 
   at::Tensor move(const at::Tensor& tensor, int stage) { return pass_.move(tensor, stage); }
@@ -156,6 +161,7 @@ class Ownership::Impl {
 
   const c10::Device device_;
   const std::unique_ptr<Group> group_;
+  std::unique_ptr<Group> devices_;  ///< over the same ranks, where `group_` serves the host alone
   ownership::Mailbox mailbox_;
   ownership::OwnershipPass pass_;
   const InterceptScope scope_;
@@ -168,14 +174,17 @@ int Ownership::stage() const { return impl_->stage(); }
 int Ownership::stages() const { return impl_->stages(); }
 void Ownership::own(const at::Tensor& tensor, int stage, const std::string& name) { impl_->own(tensor, stage, name); }
 std::optional<Home> Ownership::home_of(const at::Tensor& tensor) const { return impl_->home_of(tensor); }
-std::shared_ptr<Ownership::MicroBatch> Ownership::begin(int64_t number, uint64_t seed) {
-  return impl_->begin(number, seed);
+std::shared_ptr<Ownership::MicroBatch> Ownership::begin(int64_t number, uint64_t seed, bool stays_ahead) {
+  return impl_->begin(number, seed, stays_ahead);
 }
 Ownership::Scope::Scope(Ownership& ownership, MicroBatch& micro_batch) : ownership_(ownership) {
   ownership_.impl_->enter(micro_batch);
 }
 Ownership::Scope::~Scope() { ownership_.impl_->leave(); }
-void Ownership::backward(const at::Tensor& root, const at::Tensor& gradient) { impl_->backward(root, gradient); }
+void Ownership::backward(const at::Tensor& root, const at::Tensor& gradient, const Scale& scale) {
+  impl_->backward(root, gradient, scale);
+}
+bool Ownership::has_root(const MicroBatch& micro_batch) const { return micro_batch.has_root; }
 at::Tensor Ownership::move(const at::Tensor& tensor, int stage) { return impl_->move(tensor, stage); }
 void Ownership::end_forward(const std::vector<at::Tensor>& results) { impl_->end_forward(results); }
 int Ownership::pieces(const MicroBatch& micro_batch) const { return impl_->pieces(micro_batch); }

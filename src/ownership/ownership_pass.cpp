@@ -115,7 +115,7 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
   std::optional<Home> home = home_of(facts, homed);
   if (home && forced_) home->stage = *forced_;
   if (!home) return run_replicated(call, facts, homed, next);
-  if (now.visits.empty() || now.visits.back() != home->stage) now.visits.push_back(home->stage);
+  if (facts.view_of < 0) visit(facts, home->stage);
   if (home->stage == stage_)
     run_own(call, facts, homed, *home, next);
   else
@@ -125,6 +125,17 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
 const OperatorFacts& OwnershipPass::facts_of(const OperatorCall& call) {
   if (const auto found = facts_.find(call.op); found != facts_.end()) return found->second;
   return facts_.emplace(call.op, ownership::facts_of(call)).first->second;
+}
+
+void OwnershipPass::visit(const OperatorFacts& facts, int stage) {
+  std::vector<int>& visits = current_->visits;
+  if (!visits.empty() && visits.back() == stage) return;
+  if (current_->stays_ahead && !visits.empty() && visits.back() > stage)
+    throw StateError(str("smp: ", facts.name, " of micro-batch ", current_->number, " is computed on stage ", stage,
+                         " after stage ", visits.back(), ", which no micro-batch before needed, so that stages run ahead "
+                         "of each other; write \"pipeline\": \"sequential\" for a program that comes back to a stage "
+                         "now and then"));
+  visits.push_back(stage);
 }
 
 /// What other stages compare: every operator with its home.
@@ -196,6 +207,7 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
     tell(facts, told_now);
     told = tells ? &told_now : &told_.emplace(key, std::move(told_now)).first->second;
   }
+  if (facts.view_of >= 0 && !told->is_view()) visit(facts, stage_);
   if (told->is_view() && !replaced.empty()) return view_originals(call, *told, replaced, arguments);
   give_back(call, replaced);
   note_results(call, *told, home);
@@ -214,10 +226,12 @@ std::vector<OwnershipPass::Replaced> OwnershipPass::bring(OperatorCall& call, co
       use(call, facts, with_base(one.tensor), one.home.stage, stage_, next);
       continue;
     }
+    const at::Tensor used =
+        facts.view_of >= 0 ? one.tensor : use(call, facts, one.tensor, one.home.stage, stage_, next);
     replaced.push_back({.argument = one.argument,
                         .item = one.item,
                         .original = one.tensor,
-                        .used = use(call, facts, one.tensor, one.home.stage, stage_, next),
+                        .used = used,
                         .is_received = one.home.stage != stage_});
   }
   for (Replaced& one : replaced) one.used = pieces.cross(one.used);
@@ -233,7 +247,8 @@ bool OwnershipPass::is_written(const OperatorCall& call, const HomedArgument& on
   return one.argument < 64 && (call.traits.written >> one.argument & 1);
 }
 
-/// Of a view, other arguments give sizes or dtypes, which every stage knows.
+/// Of a view, other arguments give sizes or dtypes, which every stage knows. A view is no use of its argument either:
+/// what is made of it is, wherever.
 bool OwnershipPass::is_needed(const OperatorFacts& facts, const HomedArgument& one) {
   return facts.view_of < 0 || static_cast<int>(one.argument) == facts.view_of;
 }
@@ -318,7 +333,7 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
   const Key key = key_of(facts.hash, call.arguments(), is_complete);
   note(facts, key, home.stage);
   for (const HomedArgument& one : homed)
-    if (is_needed(facts, one))
+    if (facts.view_of < 0)
       use(call, facts, is_written(call, one) ? with_base(one.tensor) : one.tensor, one.home.stage, home.stage, next);
   if (facts.reads_nothing) return call.op.redispatchBoxed(call.keys, &call.stack);
   if (facts.gives_values) {
@@ -337,6 +352,7 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
     refuse_mixed(facts, told_now);
     told = tells ? &told_now : &told_.emplace(key, std::move(told_now)).first->second;
   }
+  if (facts.view_of >= 0 && !told->is_view()) visit(facts, home.stage);
   // Not by next(call): the owner of a storage is asked for its bytes there.
   if (told->is_view()) return call.op.redispatchBoxed(call.keys, &call.stack);
   const std::vector<c10::IValue> arguments = call.arguments().vec();

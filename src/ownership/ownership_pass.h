@@ -25,6 +25,7 @@ namespace trireme::ownership {
 struct MicroBatch {
   int64_t number = 0;
   uint64_t seed = 0;
+  bool stays_ahead = false;  ///< no operator may be of an earlier stage than the one before it
   Pieces pieces = {};
   Transfers transfers = {};
   int64_t position = 0;  ///< operators so far
@@ -39,6 +40,7 @@ struct MicroBatch {
   };
   std::map<TransferId, Sizes> gradient_sizes = {};
   std::vector<int> visits = {};
+  bool has_root = false;  ///< backward begins somewhere, here or on another stage
   /// One tensor that the program returned.
   struct Output {
     at::Tensor tensor;     ///< detached; a shadow until it has come
@@ -72,6 +74,7 @@ class OwnershipPass final : public Pass {
     bool is_received = false;
   };
   const OperatorFacts& facts_of(const OperatorCall& call);
+  void visit(const OperatorFacts& facts, int stage);
   void note(const OperatorFacts& facts, const Key& key, int stage);
   bool tells_each(const OperatorFacts& facts, const OperatorCall& call) const;
   static bool needs_gradient(const at::Tensor& tensor);

@@ -24,6 +24,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -71,7 +72,9 @@ class Ownership {
   /// What is held of one micro-batch from its forward pass to the end of its backward pass.
   using MicroBatch = ownership::MicroBatch;
   /// `number`: of the micro-batch among all of the run, alike on all stages. `seed`: of its random numbers.
-  std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed);
+  /// `stays_ahead`: it runs by a schedule in which no stage waits for a later one's forward pass, so that an operator of
+  /// an earlier stage than the one before it is a StateError.
+  std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed, bool stays_ahead = false);
   /// While it lives, operators of this thread are the micro-batch's forward pass.
   class [[nodiscard]] Scope {
    public:
@@ -86,8 +89,11 @@ class Ownership {
 
   // Inside of a scope:
 
-  /// Notes `root`, from which backward begins with `gradient` (undefined: ones) where the root's numbers are.
-  void backward(const at::Tensor& root, const at::Tensor& gradient = {});
+  /// Notes `root`, from which backward begins with `gradient` (undefined: 1) where the root's numbers are; `scale` is
+  /// applied to it there.
+  /// Throws    StateError: it needs no gradient. ShapeError: it needs a `gradient` of its sizes.
+  using Scale = std::function<at::Tensor(const at::Tensor&)>;
+  void backward(const at::Tensor& root, const at::Tensor& gradient = {}, const Scale& scale = {});
   /// `tensor`, with its numbers on `stage`; itself where it has no home or is there.
   at::Tensor move(const at::Tensor& tensor, int stage);
   /// The last call of a forward pass: `results` go from their stages to all, where outputs() has them, and the other
@@ -96,6 +102,8 @@ class Ownership {
 
   // Afterwards:
 
+  /// Whether any stage called backward(): all do, or none.
+  bool has_root(const MicroBatch& micro_batch) const;
   /// Pieces of the micro-batch's backward pass on this stage; the last one runs first.
   int pieces(const MicroBatch& micro_batch) const;
   struct Roots {

@@ -1,0 +1,81 @@
+// Trains an unmodified model over stages that own parts of it, by a step function.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "trireme/comm/grid.h"
+#include "trireme/engine/engine_base.h"
+#include "trireme/ownership/ownership.h"
+#include "trireme/pipeline/step_runner.h"
+
+namespace trireme {
+
+/// The stage of a parameter or buffer, by its name in the model. Called on every rank, which must answer alike.
+using StageOf = std::function<int(const std::string& name)>;
+
+namespace detail {
+
+/// This stage's part of a model, made before its Training.
+struct OwnedStage {
+  OwnedStage(Group& world, const Topology& topology, torch::nn::Module& model, const StageOf& stage_of,
+             const InitializeOptions& options);
+  std::unique_ptr<Grid> grid;
+  std::unique_ptr<Ownership> ownership;
+  std::shared_ptr<torch::nn::Module> part;  ///< the model's tensors that are this stage's, under their names
+  std::map<std::string, int> homes;         ///< the stage of each tensor of the model, by its names
+  InitializeOptions options;
+};
+
+}  // namespace detail
+
+/// The engine of this rank's stage. Parameters and buffers of other stages stay in the model, without memory; inside of
+/// a step any code may use them.
+///
+///   StepEngine engine(world, topology, *net, [](const std::string& name) { return name.starts_with("b") ? 1 : 0; });
+///   engine.step(4, [&](int micro_batch) {
+///     const at::Tensor loss = …;
+///     engine.backward(loss);
+///     return std::vector{loss};
+///   });
+///   engine.update();
+class StepEngine : private detail::OwnedStage, public EngineBase {
+ public:
+  /// `topology` has the axes "pipe" and "data", as place() gives them. Collective. `world` and `model` outlive this.
+  /// Throws    ConfigError: a stage that there is not, a tensor on two stages, another precision than fp32; as
+  ///           Training's and StepRunner's.
+  StepEngine(Group& world, const Topology& topology, torch::nn::Module& model, const StageOf& stage_of,
+             const StepRunnerOptions& step = {}, const InitializeOptions& options = {});
+
+  /// As StepRunner's.
+  StepRunner::Outputs step(int micro_batches, const StepRunner::Program& program) {
+    return runner_.run(micro_batches, program);
+  }
+  void backward(const at::Tensor& root, const at::Tensor& gradient = {}) { runner_.backward(root, gradient); }
+  /// The optimizer's step. Throws StateError too: no optimizer.
+  void update() {
+    require_optimizer("update");
+    runner_.end_window();
+  }
+  /// `tensor`, with its numbers on `stage`: before a layer's first operators that have no parameters, so that one tensor
+  /// crosses in place of several. Inside of a step.
+  at::Tensor move(const at::Tensor& tensor, int stage) { return ownership->move(tensor, stage); }
+
+  int stage() const { return ownership->stage(); }
+  int stages() const { return ownership->stages(); }
+  /// The stage that has a tensor's numbers; nothing: every stage does.
+  std::optional<Home> home_of(const at::Tensor& tensor) const { return ownership->home_of(tensor); }
+  /// This stage's parameters and buffers, under the names of the whole model.
+  const torch::nn::Module& module() const { return *part; }
+  const Topology& topology() const { return grid->topology(); }
+  OwnershipCounters counters() const { return ownership->counters(); }
+  StepRunner& runner() { return runner_; }
+
+ private:
+  StepEngine(detail::OwnedStage stage, torch::nn::Module& model, const StepRunnerOptions& step);
+  StepRunner runner_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,65 @@
+// Runs a step function over stages that own parts of an unmodified model.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/comm/grid.h"
+#include "trireme/ownership/ownership.h"
+#include "trireme/training/training.h"
+
+namespace trireme {
+
+/// Options of a StepRunner.
+struct StepRunnerOptions {
+  /// In which order a stage runs the passes of a step: "interleaved" (1F1B), "simple" (all forward passes, then all
+  /// backward passes), "sequential" (one micro-batch after the other). A program that comes back to a stage after
+  /// another one runs as "sequential" whatever this is; rank 0 says so once.
+  std::string pipeline = "interleaved";
+  /// The most micro-batches that are open at once on a stage under "interleaved"; 0: the stages and two more.
+  int active_micro_batches = 0;
+};
+
+/// A step function is any program over the model: it calls backward() with its loss and returns tensors. Each stage runs
+/// all of it for each micro-batch; what a stage has parameters for is computed there.
+///
+/// Every method is collective over the grid's world. After an error that came out of a step nothing but the end of the
+/// Training is left: other stages wait for what does not come.
+class StepRunner {
+ public:
+  /// `training` was made over `grid` and this stage's parts of the model, and `ownership` over the axis "pipe", whose
+  /// parts were owned. All outlive this.
+  /// Throws    ConfigError: an option that there is not.
+  StepRunner(Training& training, const Grid& grid, Ownership& ownership, const StepRunnerOptions& options);
+  ~StepRunner();
+  StepRunner(const StepRunner&) = delete;
+  StepRunner& operator=(const StepRunner&) = delete;
+
+  /// What the function returned, for each micro-batch: detached, with its numbers on every stage.
+  using Outputs = std::vector<std::vector<at::Tensor>>;
+  using Program = std::function<std::vector<at::Tensor>(int micro_batch)>;
+  /// One step: forward passes, and backward passes where the program called backward(). Gradients are added up until
+  /// end_window().
+  ///
+  /// Throws    ConfigError: stages differ in the number of micro-batches; what `program` throws. CommError: another
+  ///           stage failed, or ran another program (kDiverged names both operators).
+  Outputs run(int micro_batches, const Program& program);
+  /// Inside of a program: backward begins from `root` when the micro-batch's forward pass has ended.
+  void backward(const at::Tensor& root, const at::Tensor& gradient = {});
+  /// The optimizer's step over what has been added up.
+  void end_window();
+
+  /// The schedule that the last step ran by.
+  const std::string& pipeline() const;
+
+ private:
+  class Impl;
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,114 @@
+#include "trireme/pipeline/step_engine.h"
+
+#include <torch/nn/module.h>
+
+#include <map>
+#include <utility>
+#include <variant>
+
+#include "trireme/base/error.h"
+#include "trireme/comm/agreement.h"
+
+namespace trireme {
+namespace {
+
+void set_stages(InitializeOptions& options, int stages) {
+  Config* const config = std::get_if<Config>(&options.config);
+  (config != nullptr ? config->degrees : options.degrees).pipe = stages;
+}
+
+/// Holds tensors under their names, module by module.
+struct Part final : torch::nn::Module {
+  using torch::nn::Module::Module;
+};
+
+/// The tensors of `module` that `is_there` names, in modules of the same names.
+template <class IsThere>
+std::shared_ptr<torch::nn::Module> part_of(const torch::nn::Module& module, const std::string& prefix,
+                                           const IsThere& is_there) {
+  auto part = std::make_shared<Part>(module.name());
+  for (const auto& item : module.named_parameters(/*recurse=*/false))
+    if (is_there(prefix + item.key())) part->register_parameter(item.key(), item.value(), item.value().requires_grad());
+  for (const auto& item : module.named_buffers(/*recurse=*/false))
+    if (is_there(prefix + item.key())) part->register_buffer(item.key(), item.value());
+  for (const auto& child : module.named_children()) {
+    auto inner = part_of(*child.value(), prefix + child.key() + ".", is_there);
+    if (!inner->parameters().empty() || !inner->buffers().empty()) part->register_module(child.key(), std::move(inner));
+  }
+  return part;
+}
+
+/// Calls `visit` with each parameter and buffer of `model`, and its name; a tied one under every name.
+template <class Visit>
+void for_each_named(const torch::nn::Module& model, const Visit& visit) {
+  for (const auto& item : model.named_parameters())
+    if (item.value().defined()) visit(item.key(), item.value());
+  for (const auto& item : model.named_buffers())
+    if (item.value().defined()) visit(item.key(), item.value());
+}
+
+/// The stage of each tensor by its names: that of its first name, as a tied tensor is on one stage.
+std::map<std::string, int> stages_by_name(const torch::nn::Module& model, const StageOf& stage_of, int stages) {
+  std::map<std::string, int> by_name;
+  std::map<const c10::StorageImpl*, int> by_storage;
+  for_each_named(model, [&](const std::string& name, const at::Tensor& tensor) {
+    const c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+    if (!by_storage.contains(storage)) {
+      const int stage = stages == 1 ? 0 : stage_of(name);
+      if (stage < 0 || stage >= stages)
+        throw ConfigError(str("'", name, "' on stage ", stage, ": there are stages 0 to ", stages - 1));
+      by_storage.emplace(storage, stage);
+    }
+    by_name.emplace(name, by_storage.at(storage));
+  });
+  return by_name;
+}
+
+void own_all(Ownership& ownership, const torch::nn::Module& model, const std::map<std::string, int>& stages,
+             bool are_here) {
+  for_each_named(model, [&](const std::string& name, const at::Tensor& tensor) {
+    const int stage = stages.at(name);
+    if ((stage == ownership.stage()) == are_here) ownership.own(tensor, stage, name);
+  });
+}
+
+}  // namespace
+
+detail::OwnedStage::OwnedStage(Group& world, const Topology& topology, torch::nn::Module& model, const StageOf& stage_of,
+                               const InitializeOptions& given)
+    : grid(std::make_unique<Grid>(world, topology)), options(given) {
+  Group& stages = grid->along({"pipe"});
+  set_stages(options, stages.size());
+  // One answer, on which all ranks build.
+  const std::map<std::string, int> by_name = stages_by_name(model, stage_of, stages.size());
+  const auto difference = first_different_line(world, [&] {
+    std::string text;
+    for (const auto& [name, stage] : by_name) text += str("'", name, "' on stage ", stage, "\n");
+    return text;
+  });
+  if (difference) throw ConfigError(str("stages of the model: the ranks differ: ", difference->text()));
+  const int own = stages.rank();
+  part = part_of(model, "", [&](const std::string& name) {
+    const auto found = by_name.find(name);
+    return found != by_name.end() && found->second == own;
+  });
+  const auto parameters = model.parameters();
+  const c10::Device device = parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device();
+  ownership = std::make_unique<Ownership>(stages, device);
+  own_all(*ownership, model, by_name, /*are_here=*/false);
+  homes = by_name;
+}
+
+StepEngine::StepEngine(Group& world, const Topology& topology, torch::nn::Module& model, const StageOf& stage_of,
+                       const StepRunnerOptions& step, const InitializeOptions& options)
+    : StepEngine(detail::OwnedStage(world, topology, model, stage_of, options), model, step) {}
+
+StepEngine::StepEngine(detail::OwnedStage stage, torch::nn::Module& model, const StepRunnerOptions& step)
+    : OwnedStage(std::move(stage)),
+      EngineBase(*grid, *part, OwnedStage::options),
+      runner_(training(), *grid, *ownership, step) {
+  // A Training gives its tensors memory of its own.
+  own_all(*ownership, model, homes, /*are_here=*/true);
+}
+
+}  // namespace trireme
