@@ -276,17 +276,28 @@ TEST_P(AMailbox, TellsBothStagesOfAGradientThatNobodyTakes) {
 // --- stages that do not run the same program -----------------------------------------------------------------------
 
 TEST_P(AMailbox, TellsBothStagesOfAnotherOperator) {
-  const auto texts = errors_of([](Mailbox& mailbox, Rank& rank) {
-    const at::Tensor one = at::ones({3});
-    if (rank.id() == 0)
-      mailbox.send(1, value(2, 0, 5, kMul), one);
-    else
-      received(mailbox, 0, value(2, 0, 4), one);
-    received(mailbox, 1 - rank.id(), value(2, 1, 9, kExp), one);
-  });
-  expect_both_say(texts,
-                  "stage 1 waits for a value for aten::add (operator 4 of micro-batch 2) from stage 0; stage 0 has "
-                  "sent a value for aten::mul (operator 5 of micro-batch 2); every stage has to run the same");
+  struct Case {
+    MessageName sent;
+    std::string text;
+  };
+  for (const Case& other : std::vector<Case>{
+           {value(2, 0, 4, kMul), "a value for aten::mul (operator 4 of micro-batch 2)"},
+           {value(2, 0, 5), "a value for aten::add (operator 5 of micro-batch 2)"},
+           {value(2, 1, 4), "a value for aten::add (operator 4 of micro-batch 2)"},  // of another argument
+           {value(3, 0, 4), "a value for aten::add (operator 4 of micro-batch 3)"},
+           {{2, 0, kScalar, 4, kAdd}, "the number of aten::add (operator 4 of micro-batch 2)"},
+       }) {
+    const auto texts = errors_of([&](Mailbox& mailbox, Rank& rank) {
+      const at::Tensor one = at::ones({3});
+      if (rank.id() == 0)
+        mailbox.send(1, other.sent, one);
+      else
+        received(mailbox, 0, value(2, 0, 4), one);
+      received(mailbox, 1 - rank.id(), value(4, 1, 9, kExp), one);
+    });
+    expect_both_say(texts, "stage 1 waits for a value for aten::add (operator 4 of micro-batch 2) from stage 0; stage 0 has "
+                           "sent " + other.text + "; every stage has to run the same operators");
+  }
 }
 
 TEST_P(AMailbox, TellsBothStagesOfAnotherShapeOrDtype) {
@@ -348,6 +359,7 @@ TEST_P(AMailbox, WaitsForAStageThatIsSlow) {
     if (rank.id() == 0) {
       EXPECT_TRUE(at::equal(received(mailbox, 1, value(0, 0, 4), one), one));
       EXPECT_EQ(mailbox.waits(kValue), 1);
+      std::this_thread::sleep_for(300ms);  // stage 1 is past what this one waited for, and has sent it
       mailbox.send(1, value(0, 0, 6, kMul), one);
     } else {
       std::this_thread::sleep_for(300ms);
