@@ -295,8 +295,10 @@ TEST_P(AMailbox, TellsBothStagesOfAnotherOperator) {
         received(mailbox, 0, value(2, 0, 4), one);
       received(mailbox, 1 - rank.id(), value(4, 1, 9, kExp), one);
     });
-    expect_both_say(texts, "stage 1 waits for a value for aten::add (operator 4 of micro-batch 2) from stage 0; stage 0 has "
-                           "sent " + other.text + "; every stage has to run the same operators");
+    expect_both_say(texts,
+                    "stage 1 waits for a value for aten::add (operator 4 of micro-batch 2) from stage 0; stage 0 has "
+                    "sent " +
+                        other.text + "; every stage has to run the same operators");
   }
 }
 
