@@ -285,10 +285,10 @@ patches.remove_all()  # every name has again what it had; the next engine puts i
 - A wrapper asks whether an engine or a parameter of this package is concerned, and else calls what stood there.
 
 Nothing here is about objects that a program gives: a module that is sharded gets another class, its optimizer other
-methods, and they keep them. While a `with` lasts, `zero.Init` looks at new parameters, and `OnDevice` sets the default
-dtype. `trireme` finds its own modules under DeepSpeed's names (`sys.meta_path`), and at the end of Python leaves the
-job (`atexit`); `RANK` and its kin are set in `os.environ` where ranks join without them. What is relied on below Python
-is in [torch](torch.md#what-is-relied-on).
+methods, and they keep them. While a `with` lasts, `zero.Init` looks at new parameters, `smp.partition` at new modules,
+and `OnDevice` sets the default dtype. `trireme` finds its own modules under DeepSpeed's names (`sys.meta_path`), and at
+the end of Python leaves the job (`atexit`); `RANK` and its kin are set in `os.environ` where ranks join without them.
+What is relied on below Python is in [torch](torch.md#what-is-relied-on).
 """
 
 

@@ -29,7 +29,8 @@ class Keys(Case):
                          {"pipeline_parallel_degree": 2, "microbatches": 8, "active_microbatches": 4, "pipeline": "interleaved", "optimize": "memory",
                           "placement_strategy": "cluster", "auto_partition": True, "default_partition": 0, "memory_weight": 0.8, "ddp": False,
                           "tensor_parallel_degree": 1, "fp16": False, "sharded_data_parallel_degree": 1, "partition_method": "ordered"})
-        self.assertEqual([of_speed["memory_weight"], of_speed["active_microbatches"]], [0.2, 3])  # there are three micro-batches
+        # there are three micro-batches
+        self.assertEqual([of_speed["memory_weight"], of_speed["active_microbatches"]], [0.2, 3])
 
     def test_an_unknown_key_names_the_nearest(self):
         found = self.on_ranks(0, _TOLD + """
@@ -151,7 +152,8 @@ class Ranks(Case):
             self.assertEqual(groups, [[copy, copy + 2], [rank], [2 * stage, 2 * stage + 1], [copy, copy + 2], [2 * stage, 2 * stage + 1]])
 
     def test_ranks_with_slices_of_layers_take_different_samples(self):
-        # The table of smp's documentation for eight ranks: DPT is rank = 4 · rdp + 2 · pp + tp, PTD is 4 · pp + 2 · tp + rdp.
+        # The table of smp's documentation for eight ranks: DPT is rank = 4 · rdp + 2 · pp + tp, PTD is 4 · pp + 2 ·
+        # tp + rdp.
         found = self.on_ranks(0, _TOLD + """
     from trireme._native import core
     from trireme.smp.config import Configuration, state

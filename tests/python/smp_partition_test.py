@@ -29,8 +29,8 @@ _PROGRAM = """
 
 _TRANSFORMERS = _PROGRAM + """
     import transformers as hf
-    sizes = dict(hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, intermediate_size=256, vocab_size=128, pad_token_id=0)
-    ids = torch.randint(1, 128, (2, 16))
+    sizes = dict(hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, intermediate_size=256, vocab_size=16, pad_token_id=0)
+    ids = torch.randint(1, 16, (2, 16))
 """
 
 
@@ -80,6 +80,53 @@ class Trace(Case):
         elements = 8 * 16 + 16
         # 5 rows of 16 are made twice, by the layer and by the activation behind it; the second alone crosses
         self.assertEqual(found, [2 * 5 * 8 * 16, 2 * 5 * 16 * 4, 2 * 320, 80, 320, 0, 16 * elements, 20 * elements, 4 * 64, 16 * elements + 3 * 640])
+
+    def test_attention_is_one_operator_that_keeps_no_scores_with_values_and_without(self):
+        found = self.on_ranks(0, _PROGRAM + """
+    class Attention(nn.Linear):
+        def forward(self, x, read=False):
+            y = super().forward(x).unflatten(-1, (2, 4)).transpose(1, 2)
+            if read:
+                x.sum().item()
+            return nn.functional.scaled_dot_product_attention(y, y[:, :, :3], value=y[:, :, :3])
+    model = Attention(8, 8, bias=False)
+    atoms = [trace.traced(model, (torch.ones(2, 6, 8), read), {}).atoms[0] for read in (False, True)]
+    result = [[atom.flops, atom.output_bytes] for atom in atoms]
+""")
+        # a product of 12 rows, and scores of 6 by 3 over 4 elements twice, for 2 samples of 2 heads; two results of 12
+        # rows
+        self.assertEqual(found[0], [2 * 12 * 8 * 8 + 2 * 2 * 2 * 6 * 3 * (4 + 4), 2 * 12 * 8 * 4])
+        self.assertEqual(found[1], found[0])
+
+    def test_operators_of_a_module_count_for_it_before_its_first_parameter_too(self):
+        found = self.on_ranks(0, _PROGRAM + """
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8))
+        def forward(self, x):
+            return self.weight * (x - x.mean())
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.norm = nn.Linear(8, 8, bias=False), Norm()
+        def forward(self, x):
+            return self.norm(x) + self.inner(x)
+    class Back(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        def forward(self, x):
+            y = self.first(x)
+            self.second(y)
+            return torch.relu(y)
+    one, norm = trace.traced(nn.Sequential(nn.Linear(8, 8, bias=False), Norm()), (torch.ones(5, 8),), {}).atoms
+    result = [one.output_bytes, one.crossing_bytes, norm.output_bytes, order(Late(), torch.ones(5, 8)),
+              [atom.output_bytes for atom in trace.traced(Back(), (torch.ones(5, 8),), {}).atoms]]
+""")
+        rows = 5 * 8 * 4
+        # one product; a mean, a difference and a product
+        self.assertEqual(found, [rows, rows, 4 + 2 * rows, [["norm", "weight"], ["inner", "weight"]], [2 * rows, rows]])
 
     def test_costs_weigh_shares_of_memory_and_of_time(self):
         found = self.on_ranks(0, _PROGRAM + """
@@ -194,8 +241,8 @@ class Cut(Case):
     begin(2, partition_method="tree", memory_weight=1, active_microbatches=1)
     result = {name.rpartition(".")[0]: stage for name, stage in homes(Model(), torch.zeros(0, 8)).items()}
 """)
-        # Of the root's children, in the order of the program, stem and body (9 layers) are a segment, which gets both devices.
-        # There the body gets both, of quotients 8 and 4 beside the stem's 1; its layers are cut into halves.
+        # Of the root's children, in the order of the program, stem and body (9 layers) are a segment, which gets both
+        # devices. There the body gets both, of quotients 8 and 4 beside the stem's 1; its layers are cut into halves.
         self.assertEqual(found, {"head": 0, "stem": 0, **{f"body.{index}.{inner}": index // 2 for index in range(4) for inner in (0, 1)}})
 
     def test_what_does_not_fit_is_named(self):

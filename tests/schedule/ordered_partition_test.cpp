@@ -65,11 +65,13 @@ TEST(OrderedPartition, WithinTwoPercentTakesTheFewestCrossingBytes) {
 }
 
 TEST(OrderedPartition, BeyondTwoPercentTakesTheLighter) {
-  std::vector<Atom> atoms = atoms_of({100, 100, 3, 100, 100});
-  atoms[0].crossing_bytes = 0;
-  atoms[1].crossing_bytes = 9;
-  atoms[2].crossing_bytes = 8;
-  EXPECT_EQ(ordered_partition(atoms, 2, kPlenty), (Bounds{0, 3, 5}));
+  // 200 and 200 with 9 crossing bytes, or 204 and 196, 205 and 195 with 8.
+  for (const auto& [middle, bound] : {std::pair{4, 3}, {5, 2}}) {
+    std::vector<Atom> atoms = atoms_of({100, 100, middle, 100 - middle, 100});
+    atoms[1].crossing_bytes = 9;
+    atoms[2].crossing_bytes = 8;
+    EXPECT_EQ(ordered_partition(atoms, 2, kPlenty), (Bounds{0, bound, 5}));
+  }
 }
 
 TEST(OrderedPartition, AmongEqualCrossingBytesTakesTheLighter) {

@@ -123,7 +123,7 @@ class Configuration(types.SimpleNamespace):
 
 
 class State:
-    """What smp.init() has set; `cfg`, `world`, `topology` and `place`, this rank's position by axis."""
+    """The state that smp.init() has set: `cfg`, `world`, `topology` and `place`, this rank's position by axis."""
 
     def __init__(self):
         self._made = None

@@ -1,4 +1,4 @@
-"""What a step function returned for each micro-batch."""
+"""Results of a step function, as each micro-batch has them."""
 import torch
 
 from ..errors import ShapeError
@@ -53,8 +53,8 @@ class StepOutput:
 
 
 def merged(results):
-    """What a step returns of the function's results for each micro-batch: a StepOutput in the place of each tensor, also
-    within tuples, lists and dicts, and a list of all values in the place of anything else.
+    """The result of a step, of the function's results for each micro-batch: a StepOutput in the place of each tensor,
+    also within tuples, lists and dicts, and a list of all values in the place of anything else.
 
     Raises  ShapeError: tensors in containers that differ between micro-batches.
     """

@@ -76,7 +76,8 @@ def homes_of(module, args=(), kwargs=None, *, limit_bytes):
 
 
 def placed_homes(module, default):
-    """The stage of each tensor by smp.partition() and set_partition(); of modules that they did not place, `default`."""
+    """The stage of each tensor by smp.partition() and set_partition(); of modules that they did not place,
+    `default`."""
     modules = dict(module.named_modules())
     return {name: vars(modules[name.rpartition(".")[0]]).get(_MARK, default) for name in trace.homed_tensors(module)}
 

@@ -35,8 +35,9 @@ class Splitter:
                 raise ConfigError(f"smp.step: '{name}' is in non_split_inputs and in input_split_axes; name it in one of them")
 
     def split(self, args, kwargs, micro_batches):
-        """[(args, kwargs)] of each micro-batch. Tensors are views, in lists, tuples, sets and dicts, too; an object with
-        a method smp_slice(micro_batches, micro_batch, axis) gives its own parts; anything else is the same object in all.
+        """[(args, kwargs)] of each micro-batch. Tensors are views, in lists, tuples, sets and dicts, too; an object
+        with a method smp_slice(micro_batches, micro_batch, axis) gives its own parts; anything else is the same object
+        in all.
 
         Raises  ShapeError: a tensor whose dim the number of micro-batches does not divide; names the argument.
                 UnsupportedError: a tensor that has no slices.

@@ -1,4 +1,4 @@
-"""What a model's forward computes in which order: the atoms that a partition places on stages.
+"""The atoms of a model, which a partition places on stages: what its forward uses and computes, in order.
 
 An atom is a module with parameters or persistent buffers of its own; atoms stand in the order in which these are first
 used. Own parameters that are used after those of other modules, as a parent's after its children, are another atom.
@@ -11,6 +11,8 @@ import random
 import sys
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -19,7 +21,7 @@ from ..errors import UnsupportedError
 from ..log import logger
 
 _tracing = []
-# What a device computes while it moves a byte, about; of one size everywhere: a measured one would give another
+# FLOPs that a device computes while it moves a byte, about. One number for all: a measured one would give another
 # partition in each run.
 _FLOPS_PER_BYTE = 32
 _COST = 10**9  # of the whole model: costs are whole numbers, so that equal ones are equal
@@ -56,7 +58,7 @@ class Atom:
         return self.flops + self.moved_bytes * _FLOPS_PER_BYTE
 
     def bytes(self, open_micro_batches):
-        """What it takes on its stage."""
+        """Bytes that it takes on its stage."""
         return self.state_bytes + self.output_bytes * open_micro_batches
 
 
@@ -67,8 +69,8 @@ class Trace:
     atoms: list
 
     def costs(self, memory_weight, open_micro_batches):
-        """Of each atom: memory_weight · its share of the memory + (1 - memory_weight) · its share of the time, as whole
-        numbers."""
+        """Costs of the atoms: memory_weight · its share of the memory + (1 - memory_weight) · its share of the time, as
+        whole numbers."""
         memory = [atom.bytes(open_micro_batches) for atom in self.atoms]
         times = [atom.time for atom in self.atoms]
         of_memory, of_time = sum(memory) or 1, sum(times) or 1
@@ -135,7 +137,7 @@ def _run(module, args, kwargs, device):
     recorder = _Recorder({name: tensors[name] for name in homed})
     _tracing.append(module)
     try:
-        with torch.no_grad(), torch.device("meta") if is_meta else contextlib.nullcontext(), _seen_by(recorder, module), recorder:
+        with torch.no_grad(), torch.device("meta") if is_meta else contextlib.nullcontext(), _seen_by(recorder, module), _Attention(recorder), recorder:
             torch.func.functional_call(module, tensors, args, kwargs)
     finally:
         _tracing.pop()
@@ -163,15 +165,31 @@ class _Value:
     """Memory that has a home."""
 
     def __init__(self, storage, atom, born):
-        self.storage = storage  # kept, or another one could get its address
+        self.storage = StorageWeakRef(storage)  # while it is here no other one gets its address
         self.atom, self.born = atom, born
         self.first, self.last, self.crossing_bytes = atom, atom, 0
 
 
+class _Attention(TorchFunctionMode):
+    """Counts attention as one operator, which keeps no scores, as the kernels of devices do; on "meta" it is many."""
+
+    def __init__(self, recorder):
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is not torch.nn.functional.scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        query, key, value = (*args, *(kwargs[name] for name in ("query", "key", "value") if name in kwargs))[:3]
+        with self._recorder.as_one(2 * query.numel() // query.size(-1) * key.size(-2) * (query.size(-1) + value.size(-1))) as count:
+            return count(func(*args, **kwargs))
+
+
 class _Recorder(TorchDispatchMode):
-    """Sees the operators. Each counts for the atom of its first parameter; without one, for that of the innermost module
-    that has tensors of its own, whose arguments are moved to its stage, and outside of these for that of the argument
-    that was made last. What depends on no parameter is computed on every stage, and counts for none.
+    """Sees the operators. Each counts for the atom of its first parameter; without one, for that of the innermost
+    module that has tensors of its own, whose arguments are moved to its stage, and outside of these for that of the
+    argument that was made last. What depends on no parameter is computed on every stage, and counts for none.
     """
 
     def __init__(self, tensors):
@@ -181,15 +199,33 @@ class _Recorder(TorchDispatchMode):
         self._atoms, self._atom_of, self._first_of = [], {}, {}  # by name of a tensor, of a module
         self._values, self._count = {}, 0
         self._entered = []  # atoms of the modules that surround the operator
+        self._is_counted = True  # False: within an operator that is counted as one
 
     def enter(self, own):
         """A module begins that has the tensors `own`, by their first names."""
-        atom = next((self._atom_of[name] for name in own if name in self._atom_of), None)
-        self._entered.append(self._begin(own[0].rpartition(".")[0]) if atom is None else atom)
+        module = own[0].rpartition(".")[0]
+        atom = next((self._atom_of[name] for name in own if name in self._atom_of), self._first_of.get(module))
+        self._entered.append(self._begin(module) if atom is None else atom)
 
     def leave(self):
         """It ends."""
         self._entered.pop()
+
+    @contextlib.contextmanager
+    def as_one(self, flops):
+        """Operators inside count for nothing, and the result that they have together, which the yielded function gets
+        and returns, for all of them."""
+        def count(result):
+            if (value := self._values.get(_key(result))) is not None:
+                self._atoms[value.atom].flops += flops
+                self._atoms[value.atom].output_bytes += _bytes_of(result)
+            return result
+
+        self._is_counted = False
+        try:
+            yield count
+        finally:
+            self._is_counted = True
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -215,7 +251,8 @@ class _Recorder(TorchDispatchMode):
                 if value.atom != atom:
                     value.crossing_bytes = max(value.crossing_bytes, _bytes_of(argument))
         outputs = [leaf for leaf in pytree.tree_leaves(result) if _has_memory(leaf)]
-        self._count_for(self._atoms[atom], func, args, kwargs, result, arguments, [output for output in outputs if _key(output) not in keys])
+        if self._is_counted:
+            self._count_for(self._atoms[atom], func, args, kwargs, result, arguments, [output for output in outputs if _key(output) not in keys])
         for output in outputs:
             key = _key(output)
             if key not in self._names and key not in self._values:
