@@ -128,7 +128,7 @@ class Ownership::Impl {
     mailbox_.finish();
     pass_.homes().sweep();
   }
-  void abort(const std::string& why) noexcept { group_->abort(why); }
+  void abort(const std::string& why) noexcept { mailbox_.abort(why); }
 
   OwnershipCounters counters() const {
     OwnershipCounters counters = pass_.counters();

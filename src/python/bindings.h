@@ -35,6 +35,7 @@ void bind_schedule(py::module_& module);
 void bind_topology(py::module_& module);
 void bind_pipeline(py::module_& module);
 void bind_pipeline_engine(py::module_& module);
+void bind_step_engine(py::module_& module);
 void bind_tensor(py::module_& module);
 
 }  // namespace trireme::python

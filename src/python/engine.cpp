@@ -75,9 +75,7 @@ py::dict group_hyperparameters() {
 /// Sets the optimizer of `config`, or the one that `make_client` makes. Collective.
 void set_optimizer(ModuleEngine& engine, const Config& config, const std::vector<py::dict>& groups,
                    const py::object& make_client) {
-  OptimizerChoice choice{.optimizer = config.optimizer};
-  for (const py::dict& group : groups) choice.parameter_groups.push_back(parameter_group(group));
-  if (!make_client.is_none()) choice.client = client_optimizer_factory(make_client);
+  const OptimizerChoice choice = optimizer_choice(config, groups, make_client);
   const py::gil_scoped_release no_gil;
   engine.set_optimizer(choice);
 }
@@ -278,6 +276,14 @@ void set_hyperparameters(EngineBase& engine, size_t group, const py::dict& value
 
 void set_hyperparameters(EngineBase& engine, const GroupChanges& changes) {
   for (const auto& [group, values] : changes) set_hyperparameters(engine, group, values);
+}
+
+OptimizerChoice optimizer_choice(const Config& config, const std::vector<py::dict>& groups,
+                                 const py::object& make_client) {
+  OptimizerChoice choice{.optimizer = config.optimizer};
+  for (const py::dict& group : groups) choice.parameter_groups.push_back(parameter_group(group));
+  if (!make_client.is_none()) choice.client = client_optimizer_factory(make_client);
+  return choice;
 }
 
 InitializeOptions options_of(const py::object& module, const Config& config, const std::vector<py::dict>& groups,

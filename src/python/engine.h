@@ -49,6 +49,10 @@ InitializeOptions options_of(const py::object& module, const Config& config, con
                              const py::object& make_client, const std::string& output,
                              const py::object& facts = py::none());
 
+/// The optimizer of `config`, or the one that `make_client` makes, over these groups. Requires the GIL.
+OptimizerChoice optimizer_choice(const Config& config, const std::vector<py::dict>& groups,
+                                 const py::object& make_client);
+
 /// Makes an engine, without the GIL, that can be let go by threads that hold it.
 template <class Make>
 auto share_engine(Make make) {

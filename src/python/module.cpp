@@ -23,6 +23,7 @@ PYBIND11_MODULE(_core, module) {
   trireme::python::bind_pipeline(module);
   trireme::python::bind_engine(module);
   trireme::python::bind_pipeline_engine(module);
+  trireme::python::bind_step_engine(module);
   trireme::python::bind_zero(module);
   trireme::python::bind_gradients(module);
   trireme::python::bind_tensor(module);

@@ -1,0 +1,122 @@
+// The engine of a stage that owns parts of an unmodified Python module.
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <exception>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "python/engine.h"
+#include "python/hyperparameters.h"
+#include "python/module_mirror.h"
+#include "trireme/base/error.h"
+#include "trireme/pipeline/step_engine.h"
+
+namespace trireme::python {
+namespace {
+
+/// A StepEngine over a Python module.
+class OwnedEngine final : private KeptModule, public StepEngine {
+ public:
+  OwnedEngine(std::shared_ptr<WorldHandle> world, std::shared_ptr<torch::nn::Module> mirror, const Topology& topology,
+              const StageOf& stage_of, const StepRunnerOptions& step, const InitializeOptions& options)
+      : KeptModule{std::move(world), std::move(mirror)},
+        StepEngine(group_of(*KeptModule::world), topology, *KeptModule::mirror, stage_of, step, options) {}
+
+  bool is_forked() const { return world->is_forked(); }
+};
+
+std::shared_ptr<OwnedEngine> make_owned_engine(const std::shared_ptr<WorldHandle>& world, const Topology& topology,
+                                               const py::object& module, const std::map<std::string, int>& homes,
+                                               const Config& config, const std::vector<py::dict>& groups,
+                                               const py::object& make_client, const std::string& output,
+                                               const std::string& pipeline, int active_micro_batches) {
+  InitializeOptions options = options_of(module, config, groups, make_client, output);
+  options.present_buffers = {};  // those of this stage, which the mirror has
+  const auto mirror = mirror_of(module);
+  const StageOf stage_of = [&homes](const std::string& name) {
+    const auto found = homes.find(name);
+    if (found == homes.end()) throw ConfigError(str("smp: '", name, "' has no stage"));
+    return found->second;
+  };
+  const StepRunnerOptions step{.pipeline = pipeline, .active_micro_batches = active_micro_batches};
+  return share_engine([&] { return new OwnedEngine(world, mirror, topology, stage_of, step, options); });
+}
+
+/// Runs `program` for each micro-batch. What it raised is raised as it was; the other stages get its text.
+StepRunner::Outputs step(OwnedEngine& self, int micro_batches, const py::function& program) {
+  std::exception_ptr raised;
+  const auto run = [&](int micro_batch) {
+    const py::gil_scoped_acquire gil;
+    try {
+      return program(micro_batch).cast<std::vector<at::Tensor>>();
+    } catch (const py::error_already_set&) {
+      raised = std::current_exception();
+      throw;
+    }
+  };
+  const py::gil_scoped_release no_gil;
+  try {
+    return self.step(micro_batches, run);
+  } catch (...) {
+    if (raised) std::rethrow_exception(raised);
+    throw;
+  }
+}
+
+std::optional<bool> update(OwnedEngine& self, const GroupChanges& changes) {
+  set_hyperparameters(self, changes);
+  const py::gil_scoped_release no_gil;
+  self.update();
+  return self.was_step_applied_if_known();
+}
+
+void set_optimizer(OwnedEngine& self, const Config& config, const std::vector<py::dict>& groups,
+                   const py::object& make_client) {
+  const OptimizerChoice choice = optimizer_choice(config, groups, make_client);
+  const py::gil_scoped_release no_gil;
+  self.set_optimizer(choice);
+}
+
+std::map<std::string, int64_t> counters(const OwnedEngine& self) {
+  const OwnershipCounters counters = self.counters();
+  return {{"own", counters.own},           {"remote", counters.remote}, {"replicated", counters.replicated},
+          {"messages", counters.messages}, {"bytes", counters.bytes},   {"told", counters.told}};
+}
+
+}  // namespace
+
+void bind_step_engine(py::module_& module) {
+  py::class_<OwnedEngine, EngineBase, std::shared_ptr<OwnedEngine>>(
+      module, "StepEngine", py::multiple_inheritance(),
+      "trireme::StepEngine of the stage that owns these tensors of a Python module here.")
+      .def(py::init(&make_owned_engine), py::arg("world"), py::arg("topology"), py::arg("module"), py::arg("homes"),
+           py::arg("config"), py::arg("groups"), py::arg("make_client"), py::arg("output"), py::arg("pipeline"),
+           py::arg("active_micro_batches"))
+      .def("step", &step, py::arg("micro_batches"), py::arg("program"))
+      .def(
+          "backward",
+          [](OwnedEngine& self, const at::Tensor& root, const std::optional<at::Tensor>& gradient) {
+            self.backward(root, gradient.value_or(at::Tensor()));
+          },
+          py::arg("root"), py::arg("gradient") = py::none(), WithoutGil())
+      .def(
+          "move", [](OwnedEngine& self, const at::Tensor& tensor, int stage) { return self.move(tensor, stage); },
+          py::arg("tensor"), py::arg("stage"), WithoutGil())
+      .def("update", &update, py::arg("changes"))
+      .def("set_optimizer", &set_optimizer, py::arg("config"), py::arg("groups"), py::arg("make_client"))
+      .def("divide_gradients_by", [](OwnedEngine& self, std::optional<int64_t> divisor) { self.divide_gradients_by(divisor); },
+           py::arg("divisor"))
+      .def("home_of",
+           [](const OwnedEngine& self, const at::Tensor& tensor) -> std::optional<int> {
+             const auto home = self.home_of(tensor);
+             return home ? std::optional(home->stage) : std::nullopt;
+           })
+      .def("counters", &counters)
+      .def_property_readonly("stage", [](const OwnedEngine& self) { return self.stage(); })
+      .def_property_readonly("stages", [](const OwnedEngine& self) { return self.stages(); })
+      .def_property_readonly("pipeline", [](OwnedEngine& self) { return self.runner().pipeline(); });
+}
+
+}  // namespace trireme::python
