@@ -6,7 +6,10 @@
 // is replaced by a tensor of the same memory, whose gradient is caught and becomes a root of the earlier piece.
 //
 // The sums of gradients have the order of one process. Each send and each crossing puts a node of its own on the graph
-// when it happens, and autograd adds up what comes to a tensor in the reverse order in which nodes were made.
+// when it happens, and autograd adds up what comes to a tensor in the reverse order in which nodes were made. A stage's
+// uses of a tensor hand their gradient to the stage that used it before: a sum of sums would have other bits. One case
+// is left where the last bits may differ: a view is used after its memory was written, while other uses of its base are
+// in another piece or on another stage.
 #pragma once
 
 #include <ATen/core/Tensor.h>

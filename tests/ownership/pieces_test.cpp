@@ -190,6 +190,12 @@ Outcome run_plainly(const Program& program, int micro_batches) {
 
 // --- stages ---
 
+/// Whether the node of a view is to be made anew.
+bool is_outdated(const at::Tensor& tensor) {
+  return tensor.is_view() &&
+         torch::autograd::impl::get_view_autograd_meta(tensor)->get_attr_version() != tensor._version();
+}
+
 /// To which stage the gradient of a stage's uses of a tensor goes.
 enum class Goes { kToTheStageThatUsedItBefore, kHome };
 
@@ -248,9 +254,9 @@ class StagedMicroBatch {
   at::Tensor bring(int index, int home) {
     Value& value = values_[index];
     if (value.home == kEverywhere) return value.own;
+    if (is_outdated(value.own) && (values_[value.base].holder != value.home || pieces_[value.home].count() > 1))
+      outcome_.may_round_otherwise = true;
     if (std::exchange(value.version, value.own._version()) != value.own._version()) {
-      outcome_.may_round_otherwise |=
-          value.base != index && (values_[value.base].holder != value.home || pieces_[value.home].count() > 1);
       outcome_.may_round_otherwise |= value.holder != value.home;
       value.holder = value.home;
       value.at = {{value.home, value.own}};
