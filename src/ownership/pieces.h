@@ -58,7 +58,7 @@ class Pieces {
   /// `own` was used by other stages and is used here again: the gradient of its uses from here on goes as `id` to the
   /// stage that used it last, as if it came from there. Without it these uses are a summand of their own.
   void received_back(const at::Tensor& own, TransferId id);
-  /// What an operator uses in place of its argument: the argument, or where that is of an earlier piece and needs a
+  /// The tensor that an operator uses for `argument`: the same, or where that is of an earlier piece and needs a
   /// gradient, a stand-in with its memory. After everything that the operator receives.
   at::Tensor cross(const at::Tensor& argument);
   /// An operator's result shares memory with a stand-in. The program gets `view` instead, which the operator makes of

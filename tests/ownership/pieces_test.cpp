@@ -49,7 +49,7 @@ class Program {
     parameters.push_back({home, sizes.vec()});
     return tensors++;
   }
-  /// What every stage has, another in each micro-batch.
+  /// A tensor that every stage has, another in each micro-batch.
   int input(at::IntArrayRef sizes = {4, 4}) {
     const auto numbers = [sizes = sizes.vec()](const Tensors&) { return at::empty(sizes, at::kDouble); };
     operators.push_back({Kind::kInput, -1, numbers, {}});
