@@ -88,7 +88,10 @@ HomedArguments Homes::arguments_of(const OperatorCall& call) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     size_t item = 0;
     for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
-      if (const Home* const home = find(tensor)) found.push_back({i, item, tensor, *home});
+      if (const Home* const home = find(tensor))
+        found.push_back({i, item, tensor, *home});
+      else
+        found.has_others = found.has_others || tensor.defined();
       ++item;
     });
   }
@@ -100,7 +103,7 @@ std::optional<Home> home_of(const OperatorFacts& facts, const HomedArguments& ar
   const HomedArgument* parameter = nullptr;
   const HomedArgument* activation = nullptr;  // the last born
   const HomedArgument* viewed = nullptr;
-  bool has_parameters_alone = true;
+  bool has_parameters_alone = !arguments.has_others;
   for (const HomedArgument& one : arguments) {
     if (one.argument < 64 && (facts.written >> one.argument & 1)) {
       if (written != nullptr && written->home.stage != one.home.stage)

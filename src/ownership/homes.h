@@ -37,7 +37,9 @@ struct HomedArgument {
   at::Tensor tensor;
   Home home;
 };
-using HomedArguments = c10::SmallVector<HomedArgument, 4>;
+struct HomedArguments : c10::SmallVector<HomedArgument, 4> {
+  bool has_others = false;  ///< a tensor among the arguments has no home
+};
 
 /// The home of each storage that has one on this stage: by its RemoteStorage, or by a table.
 class Homes {

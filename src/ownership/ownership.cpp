@@ -193,6 +193,7 @@ Ownership::Roots Ownership::receive_gradients(MicroBatch& micro_batch, int piece
 }
 void Ownership::send_gradients(MicroBatch& micro_batch, int piece) { impl_->send_gradients(micro_batch, piece); }
 std::vector<at::Tensor> Ownership::outputs(MicroBatch& micro_batch) { return impl_->outputs(micro_batch); }
+bool Ownership::comes_back(const MicroBatch& micro_batch) const { return micro_batch.comes_back; }
 const std::vector<int>& Ownership::visits(const MicroBatch& micro_batch) const { return micro_batch.visits; }
 void Ownership::finish() { impl_->finish(); }
 void Ownership::abort(const std::string& why) noexcept { impl_->abort(why); }

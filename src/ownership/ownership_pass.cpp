@@ -130,12 +130,17 @@ const OperatorFacts& OwnershipPass::facts_of(const OperatorCall& call) {
 void OwnershipPass::visit(const OperatorFacts& facts, int stage) {
   std::vector<int>& visits = current_->visits;
   if (!visits.empty() && visits.back() == stage) return;
-  if (current_->stays_ahead && !visits.empty() && visits.back() > stage)
-    throw StateError(str("smp: ", facts.name, " of micro-batch ", current_->number, " is computed on stage ", stage,
-                         " after stage ", visits.back(), ", which no micro-batch before needed, so that stages run ahead "
-                         "of each other; write \"pipeline\": \"sequential\" for a program that comes back to a stage "
-                         "now and then"));
+  if (!visits.empty() && visits.back() > stage) come_back(facts, visits.back(), stage);
   visits.push_back(stage);
+}
+
+void OwnershipPass::come_back(const OperatorFacts& facts, int from, int to) {
+  if (current_->stays_ahead)
+    throw StateError(str("smp: ", facts.name, " of micro-batch ", current_->number, " is computed on stage ", to,
+                         " and needs stage ", from, " before, which no micro-batch has needed so far, so that stages run "
+                         "ahead of each other; write \"pipeline\": \"sequential\" for a program that comes back to a "
+                         "stage now and then"));
+  current_->comes_back = true;
 }
 
 /// What other stages compare: every operator with its home.
@@ -424,6 +429,8 @@ at::Tensor OwnershipPass::use(OperatorCall& call, const OperatorFacts& facts, co
   const auto [entry, brings_data, from] = now.transfers.use(tensor, home, stage, stages_, needs);
   if (entry == nullptr) return tensor;
   const bool is_home = home == stage_, is_user = stage == stage_;
+  // An earlier stage waits for a later one's forward pass, also where a small parameter travels.
+  if (brings_data && home > stage) come_back(facts, home, stage);
   if (brings_data && is_home) {
     const MessageName value = name(MessageKind::kValue, ++now.sent[stage], facts);
     next.run(call, [&] { mailbox_.send(stage, value, packed(tensor)); });

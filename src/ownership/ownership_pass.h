@@ -40,6 +40,7 @@ struct MicroBatch {
   };
   std::map<TransferId, Sizes> gradient_sizes = {};
   std::vector<int> visits = {};
+  bool comes_back = false;  ///< a stage needs a later one's forward pass
   bool has_root = false;  ///< backward begins somewhere, here or on another stage
   /// One tensor that the program returned.
   struct Output {
@@ -75,6 +76,7 @@ class OwnershipPass final : public Pass {
   };
   const OperatorFacts& facts_of(const OperatorCall& call);
   void visit(const OperatorFacts& facts, int stage);
+  void come_back(const OperatorFacts& facts, int from, int to);
   void note(const OperatorFacts& facts, const Key& key, int stage);
   bool tells_each(const OperatorFacts& facts, const OperatorCall& call) const;
   static bool needs_gradient(const at::Tensor& tensor);

@@ -46,9 +46,6 @@ std::vector<StagePass> passes_of(int micro_batches, int open) {
   return passes;
 }
 
-/// Each stage once, in order.
-bool is_monotone(const std::vector<int>& visits) { return std::ranges::is_sorted(visits); }
-
 }  // namespace
 
 class StepRunner::Impl {
@@ -161,18 +158,18 @@ class StepRunner::Impl {
     ForwardScope scope = training_.begin_forward();
     const Ownership::Scope operators(ownership_, *now);
     ownership_.end_forward(program(micro_batch));
-    follow_visits(ownership_.visits(*now));
+    follow_visits(*now);
     return now;
   }
 
   /// A program that once came back to a stage may do so again.
-  void follow_visits(const std::vector<int>& visits) {
+  void follow_visits(const Ownership::MicroBatch& micro_batch) {
     const bool was_monotone = is_monotone_.value_or(true);
-    is_monotone_ = was_monotone && is_monotone(visits);
+    is_monotone_ = was_monotone && !ownership_.comes_back(micro_batch);
     if (!was_monotone || *is_monotone_ || options_.pipeline == kSequential || world_.rank() != 0) return;
     std::string path;
-    for (const int stage : visits) path += str(path.empty() ? "" : ", ", stage);
-    log(LogLevel::kInfo, str("smp: the program comes back to a stage (it visits ", path,
+    for (const int stage : ownership_.visits(micro_batch)) path += str(path.empty() ? "" : ", ", stage);
+    log(LogLevel::kInfo, str("smp: a stage needs what a later one has computed (operators are on stages ", path,
                              "), so micro-batches run one after the other (pipeline \"sequential\") in place of \"",
                              options_.pipeline, "\""));
   }
@@ -237,7 +234,7 @@ class StepRunner::Impl {
   const StepRunnerOptions options_;
   const std::unique_ptr<Group> stages_, all_;  ///< without other users
   const bool sums_whole_;                      ///< the gradients of a step's micro-batches
-  std::optional<bool> is_monotone_;            ///< as far as programs have run
+  std::optional<bool> is_monotone_;            ///< no stage has needed a later one, as far as programs have run
   bool runs_ahead_ = false;                    ///< the step, of other stages
   int64_t begun_ = 0;                          ///< micro-batches
   std::string last_ = kSequential;

@@ -118,6 +118,8 @@ class Ownership {
   std::vector<at::Tensor> outputs(MicroBatch& micro_batch);
   /// The stages that ran operators, in program order.
   const std::vector<int>& visits(const MicroBatch& micro_batch) const;
+  /// Whether a stage needed something of a later one in the forward pass, numbers that the program reads aside.
+  bool comes_back(const MicroBatch& micro_batch) const;
   /// At the end of a step: all that was sent has left, and every forward pass was compared with the other stages'.
   /// Throws    CommError(kDiverged) on every stage: programs differ; names both operators.
   void finish();
