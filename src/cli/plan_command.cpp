@@ -10,6 +10,7 @@
 
 #include "cli/command.h"
 #include "cli/flags.h"
+#include "cli/homes.h"
 #include "cli/model_parameters.h"
 #include "cli/pipeline_schedule.h"
 #include "cli/shell/exit_code.h"
@@ -32,6 +33,7 @@ constexpr const char* kPlanFooter =
     "Examples:\n"
     "  trireme plan --config ds_config.json --model llama-130m --world 8\n"
     "  trireme plan --tp 4 --model llama-130m\n"
+    "  trireme plan --homes 2 --model llama-130m\n"
     "  trireme plan --schedule 1f1b --stages 4 --micro-batches 8\n"
     "  trireme plan --schedule zb-h1 --stages 8 --micro-batches 24 --times 18.5,18.1,9.3,0.6 --svg zb-h1.svg\n"
     "  trireme plan --schedule interleaved --chunks 2 --stages 4 --micro-batches 8 --streams";
@@ -44,6 +46,9 @@ struct PlanFlags {
   std::optional<int> tp;
   std::string preset;
   std::string partition_config;
+  std::optional<int> homes;
+  std::optional<int64_t> tokens;
+  std::optional<double> memory_weight;
   ScheduleFlags schedule;
 };
 
@@ -51,10 +56,10 @@ void declare(CLI::App& app, PlanFlags& flags) {
   app.add_option("--config", flags.config, "DeepSpeed JSON, or YAML of Accelerate: the plan of all axes of such a run")
       ->type_name("FILE")
       ->group("Run");
-  app.add_option(
-         "--model", flags.model,
-         "with --config or --tp: built-in model, or a config.json in Hugging Face's form; with --tp also a folder "
-         "of any family's, with safetensors")
+  app.add_option("--model", flags.model,
+                 "with --config, --tp or --homes: built-in model, or a config.json in Hugging Face's form; with --tp "
+                 "also a folder "
+                 "of any family's, with safetensors")
       ->type_name("NAME|FILE|DIR")
       ->group("Run");
   add_whole(app, "--world", flags.world, "with --config: number of ranks (default: 1)", {.most = 100'000})
@@ -71,6 +76,14 @@ void declare(CLI::App& app, PlanFlags& flags) {
                  "with --tp: JSON of DeepSpeed's tensor_parallel.partition_config, which stands before all other rules")
       ->type_name("FILE")
       ->group("Tensor axis");
+  add_whole(app, "--homes", flags.homes, "stages of a step function (smp): which of the --model's layers each one has",
+            {.most = 100'000})
+      ->group("Step functions");
+  add_whole(app, "--tokens", flags.tokens, "with --homes: of a sequence (default: 1024)", {.most = 1'000'000'000})
+      ->group("Step functions");
+  add_real(app, "--memory-weight", flags.memory_weight, "with --homes: of memory beside time, 0 to 1 (default: 0.8)",
+           {.least = 0, .most = 1})
+      ->group("Step functions");
   declare_schedule(app, flags.schedule);
   app.footer(kPlanFooter);
 }
@@ -136,6 +149,21 @@ std::string text_of_tensor_axis(const PlanFlags& flags) {
   return partition_text(make_partition_plan(of.model, options));
 }
 
+/// The stages of a model that a step function trains.
+std::string text_of_homes(const PlanFlags& flags) {
+  for (const auto& [name, is_given] : {std::pair{"--config", !flags.config.empty()},
+                                       {"--tp", flags.tp.has_value()},
+                                       {"--schedule, --stages, --micro-batches or --chunks", flags.schedule.has_any()},
+                                       {"--world", flags.world.has_value()},
+                                       {"--rank", flags.rank.has_value()}})
+    if (is_given) throw ConfigError(str(name, " is not for --homes, which places layers alone; leave one out"));
+  if (flags.model.empty()) throw ConfigError("--model is required with --homes (see trireme plan --help)");
+  HomesFlags homes{.stages = *flags.homes, .model = flags.model};
+  homes.tokens = flags.tokens.value_or(homes.tokens);
+  homes.memory_weight = flags.memory_weight.value_or(homes.memory_weight);
+  return homes_text(homes);
+}
+
 /// A schedule alone.
 std::string text_of_schedule(const PlanFlags& flags) {
   const ScheduleFlags& schedule = flags.schedule;
@@ -158,7 +186,13 @@ int run_plan(const PlanFlags& flags) {
   for (const auto& [name, is_given] :
        {std::pair{"--preset", !flags.preset.empty()}, {"--partition-config", !flags.partition_config.empty()}})
     if (is_given && !flags.tp) throw ConfigError(str(name, " is for the tensor axis; give --tp, or leave it out"));
-  if (flags.tp)
+  for (const auto& [name, is_given] :
+       {std::pair{"--tokens", flags.tokens.has_value()}, {"--memory-weight", flags.memory_weight.has_value()}})
+    if (is_given && !flags.homes)
+      throw ConfigError(str(name, " is for stages of a step function; give --homes, or leave it out"));
+  if (flags.homes)
+    print_result(text_of_homes(flags));
+  else if (flags.tp)
     print_result(text_of_tensor_axis(flags));
   else
     print_result(flags.config.empty() ? text_of_schedule(flags) : text_of_run(flags));

@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
+#include <nlohmann/json.hpp>
 
 #include "cli/evaluate.h"
 #include "cli/init_weights.h"

@@ -536,6 +536,29 @@ TEST(PlanCommand, KnowsTheTiedHeadAndThePlanOfAFolder) {
   EXPECT_EQ(say({"plan", "--tp", "2", "--model", folder.path().string()}).out.find("tied to"), std::string::npos);
 }
 
+TEST(PlanCommand, PrintsTheHomesOfAStepFunctionsModel) {
+  const auto said = say({"plan", "--homes", "3", "--model", "llama-130m"});
+  EXPECT_EQ(said.exit_code, 0) << said.err;
+  // A layer has 4 * 768^2 + 3 * 768 * 2048 + 2 * 768 elements, embedding and head 32000 * 768 each.
+  EXPECT_NE(said.out.find("  stage 1: 42476544 elements, 33.4 % of the cost; model.layers.3 to model.layers.8\n"),
+            std::string::npos)
+      << said.out;
+  // A tied head is where the embedding is, and computes there.
+  const auto tied = say({"plan", "--homes", "2", "--model", "gpt2", "--memory-weight", "1"});
+  EXPECT_NE(tied.out.find("  stage 0: 60647424 elements, 48.7 % of the cost; transformer.wte and lm_head to "),
+            std::string::npos)
+      << tied.out;
+}
+
+TEST(PlanCommand, RefusesWhatHomesCannotBe) {
+  expect_wrong_use({"plan", "--homes", "2"},
+                   "trireme plan: --model is required with --homes (see trireme plan --help)");
+  expect_wrong_use({"plan", "--tokens", "2"},
+                   "trireme plan: --tokens is for stages of a step function; give --homes, or leave it out");
+  expect_wrong_use({"plan", "--homes", "2", "--model", "gpt2", "--tp", "2"},
+                   "trireme plan: --tp is not for --homes, which places layers alone; leave one out");
+}
+
 TEST(PlanCommand, RefusesWhatTheTensorAxisCannotBe) {
   expect_wrong_use({"plan", "--tp", "2"}, "trireme plan: --model is required with --tp (see trireme plan --help)");
   expect_wrong_use({"plan", "--preset", "llama"},
