@@ -10,8 +10,8 @@
 
 #include "cli/command.h"
 #include "cli/flags.h"
-#include "cli/homes.h"
 #include "cli/model_parameters.h"
+#include "cli/pipeline_homes.h"
 #include "cli/pipeline_schedule.h"
 #include "cli/shell/exit_code.h"
 #include "cli/shell/print.h"

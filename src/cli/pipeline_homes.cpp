@@ -1,4 +1,4 @@
-#include "cli/homes.h"
+#include "cli/pipeline_homes.h"
 
 #include <torch/nn/module.h>
 
