@@ -33,7 +33,9 @@ class Engine(ModelFiles, torch.nn.Module):
     _program_slices = 1  # of layers that the program has cut itself
     _knows_micro_batch = True  # the program has said how many samples its batches have
     # Words of errors: the call that laid memory out, and the calls that do so anew
-    layout_call, remake = "initialize()", "engine.destroy() and initialize() again"
+    layout_call, remake, anew = "initialize()", "engine.destroy() and initialize() again", "make a new one with initialize()"
+    # Why the program's own clip_grad_norm_() is refused; None: it is told that it clips nothing
+    clips_otherwise = None
 
     def __init__(self, model, config, *, origin="config", optimizer=None, model_parameters=None, lr_scheduler=None, output="", unmanaged=()):
         """`config` is a dict in the library's keys; errors about it open with `origin`. The others are as
@@ -110,8 +112,8 @@ class Engine(ModelFiles, torch.nn.Module):
         """
         plan = plans.plan(self.module, self._given, optimizer=optimizer, model_parameters=None, lr_scheduler=None, over_stages=self.over_stages,
                           unmanaged=self.unmanaged)
-        if left_out := plan.frozen(self.module):
-            raise UnsupportedError(f"optimizer: {len(left_out)} parameters require gradients and are in no group: {', '.join(list(left_out)[:5])}; add them, "
+        if left_out := list(dict.fromkeys(itertools.chain(*self.over_stages(list(plan.frozen(self.module)))))):
+            raise UnsupportedError(f"optimizer: {len(left_out)} parameters require gradients and are in no group: {', '.join(left_out[:5])}; add them, "
                                    "or freeze them by requires_grad_(False) before the first forward")
         read = configs.resolve(self._library_config(plan.config), self.world.size, "optimizer", self._stages, self._program_slices)
         agreement.check(self.world, read.options)
@@ -278,6 +280,17 @@ class Engine(ModelFiles, torch.nn.Module):
     def _stepping(self):
         """While it lasts, the program's optimizer steps where the library does."""
         return self.client_steps.calling() if self.client_steps is not None else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _telling_the_end(self):
+        """A program's own exception that ends the engine says so in a note; the library's errors do in their text."""
+        was_intact = not self.core.failure
+        try:
+            yield
+        except Exception as error:
+            if was_intact and self.core.failure and "This engine is spent" not in str(error) and hasattr(error, "add_note"):
+                error.add_note(f"This engine is spent: {self.anew}, and load a checkpoint")
+            raise
 
     def _follow_step(self, applied, lr_kwargs=None):
         """After a step: optimizer and schedule go on. `applied`: whether the weights changed; None: a device has not

@@ -1,19 +1,17 @@
 """Optimizers that a program makes of a wrapped module's parameters: step() ends the window, zero_grad() drops it; norms
 of all gradients, and scalers."""
-import functools
-import itertools
 import sys
 import types
 
 import torch
 import torch.distributed.fsdp.sharded_grad_scaler
-from torch.optim import optimizer as torchs
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import StateError, UnsupportedError
 from ..patches import Added, Patches, Wrapped
 from ..training.client_optimizer import refuse_known
 from ..training.optimizer_copy import without_global_hooks
+from ..training.own_step import set_step
 from ..training.optimizers import EngineOptimizer
 from .. import ranks
 from . import kept, registry, states
@@ -145,38 +143,13 @@ def attach(optimizer, parameters):
     root.binding.attach(optimizer)
     optimizer.steps_engine = True
     optimizer._step_supports_amp_scaling = False  # a scaler unscales gradients before step(), a fused update's too
-    optimizer.step = _stepper(optimizer)
+    set_step(optimizer, _step)
     optimizer.zero_grad = types.MethodType(_zero_grad, optimizer)
     optimizer.state_dict = types.MethodType(_state_dict, optimizer)
     optimizer.load_state_dict = types.MethodType(_load_state_dict, optimizer)
 
 
-def _stepper(optimizer):
-    """step() of `optimizer`. A scheduler that has wrapped the one before finds its mark again; the library tells it of
-    steps."""
-    if not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
-        return types.MethodType(_step, optimizer)
-    step = functools.partial(_step, optimizer)
-    step._wrapped_by_lr_sched = True  # pylint: disable=protected-access
-    return step
-
-
-def _step(optimizer, *args, **kwargs):
-    """step() of `optimizer`, between the hooks that a program has registered, as torch's. Collective."""
-    before = itertools.chain(torchs._global_optimizer_pre_hooks.values(), optimizer._optimizer_step_pre_hooks.values())  # pylint: disable=protected-access
-    args = (optimizer, *args)
-    for hook in list(before):
-        changed = hook(optimizer, args, kwargs)
-        if changed is not None:
-            args, kwargs = changed
-    result = _step_between_hooks(*args, **kwargs)
-    after = itertools.chain(optimizer._optimizer_step_post_hooks.values(), torchs._global_optimizer_post_hooks.values())  # pylint: disable=protected-access
-    for hook in list(after):
-        hook(optimizer, args, kwargs)
-    return result
-
-
-def _step_between_hooks(optimizer, closure=None):
+def _step(optimizer, closure=None):
     """The end of a window. Collective."""
     if registry.attachment(optimizer).shows_states and not isinstance(optimizer.state, States):
         raise UnsupportedError(f"{type(optimizer).__name__}.step(): optimizer.state was replaced, and the library's states were not; leave it, and give "

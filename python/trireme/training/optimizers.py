@@ -128,12 +128,12 @@ def group_parameters(model, model_parameters, over_stages):
     return [group for group, is_trained in zip(groups, _groups_trained(groups, over_stages)) if is_trained]
 
 
-def managed_groups(groups, unmanaged):
-    """Groups without the parameters that an engine does not train, and without those that have no other."""
-    if not unmanaged:
-        return groups
+def managed_groups(groups, unmanaged, over_stages):
+    """Groups without the parameters that an engine does not train, and without those that have no other on any
+    stage."""
     groups = [{**group, "params": [p for p in group["params"] if p not in unmanaged]} for group in groups]
-    return [group for group in groups if group["params"]]
+    are_managed = zip(*over_stages([bool(group["params"]) for group in groups]))
+    return [group for group, of_stages in zip(groups, are_managed) if any(of_stages)]
 
 
 def _own(group, index=0):

@@ -49,7 +49,7 @@ def plan(model, config, *, optimizer, model_parameters, lr_scheduler, over_stage
     Raises  ConfigError: groups, an optimizer or a scheduler that does not fit the model. What a callable raises.
     """
     groups, client = _choose_optimizer(model, config, optimizer, model_parameters, over_stages)
-    groups = optimizers.managed_groups(groups, unmanaged)
+    groups = optimizers.managed_groups(groups, unmanaged, over_stages)
     schedules.check(lr_scheduler, client)
     native, others, torch_section = dict(config), [], None
     if lr_scheduler is None and (lr_scheduler := schedules.of_torch(native.get("scheduler"), groups)) is not None:

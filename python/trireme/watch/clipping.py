@@ -11,10 +11,13 @@ class _Told:
 
 
 def _tell(parameters):
-    if _Told.once or any(p.grad is not None for p in parameters):
+    if any(p.grad is not None for p in parameters):
         return
-    ours = {id(p) for engine in ranks.living() for p in engine.module.parameters()}
-    if any(id(p) in ours for p in parameters):
+    ours = {id(p): engine for engine in ranks.living() for p in engine.module.parameters()}
+    engine = next((ours[id(p)] for p in parameters if id(p) in ours), None)
+    if engine is not None and engine.clips_otherwise:
+        raise UnsupportedError(f"torch.nn.utils.clip_grad_norm_: {engine.clips_otherwise}")
+    if engine is not None and not _Told.once:
         _Told.once = True
         logger.warning("torch.nn.utils.clip_grad_norm_ was called with an engine's parameters, whose gradients do not stand in .grad: it returns 0 and "
                        "clips nothing. Set \"gradient_clipping\" in the configuration; engine.get_global_grad_norm() tells the norm after step()")
@@ -48,5 +51,5 @@ def _telling(clip):
 PATCHES = Patches(__name__, "an engine is made", [
     Wrapped("torch.nn.utils.clip_grad", "_group_tensors_by_device_and_dtype", "refuses `clip_grad_value_()` of an engine's parameters, whose gradients are not in `.grad`",
             _refusing_values),
-    Wrapped("torch.nn.utils.clip_grad", "_clip_grads_with_norm_", "tells that `clip_grad_norm_()` of an engine's parameters clips nothing", _telling),
+    Wrapped("torch.nn.utils.clip_grad", "_clip_grads_with_norm_", "tells that `clip_grad_norm_()` of an engine's parameters clips nothing, or refuses it", _telling),
 ], ranks.living)

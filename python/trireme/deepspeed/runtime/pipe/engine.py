@@ -1,5 +1,4 @@
 """PipelineEngine: trains a PipelineModule, of which each rank has one stage."""
-import contextlib
 import json
 
 import torch
@@ -140,17 +139,6 @@ class PipelineEngine(DeepSpeedEngine):
         return inputs if self.module.has_first_part() else None, labels if self.module.has_last_part() else None
 
     # --- steps ---
-
-    @contextlib.contextmanager
-    def _telling_the_end(self):
-        """A program's own exception that ends the engine says so in a note; the library's errors do in their text."""
-        was_intact = not self.core.failure
-        try:
-            yield
-        except Exception as error:
-            if was_intact and self.core.failure and "This engine is spent" not in str(error) and hasattr(error, "add_note"):
-                error.add_note("This engine is spent: make a new one with initialize(), and load a checkpoint")
-            raise
 
     def train_batch(self, data_iter=None):
         """One step over gradient_accumulation_steps() micro-batches, from `data_iter` or the iterator that was set
