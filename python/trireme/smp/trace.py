@@ -340,6 +340,24 @@ def _put_back(module):
         values = {name: (value, value._version, value.detach().clone()) for name, value in attributes.items()  # pylint: disable=protected-access
                   if isinstance(value, torch.Tensor)}
         kept.append((inner, attributes, items, values))
+    try:
+        with generators_put_back(module):
+            yield
+    finally:
+        for inner, attributes, items, values in kept:
+            vars(inner).clear()
+            vars(inner).update(attributes)
+            for name, saved in items.items():
+                _refill(attributes[name], saved)
+            for value, version, saved in values.values():
+                if value._version != version:  # pylint: disable=protected-access
+                    with torch.no_grad():
+                        value.copy_(saved)
+
+
+@contextlib.contextmanager
+def generators_put_back(module):
+    """Puts back the generators of torch, on the devices of `module`, of Python and of numpy."""
     devices = sorted({tensor.device.index for tensor in module.parameters() if tensor.device.type == "cuda"})
     numpy = sys.modules.get("numpy")
     of_python, of_numpy = random.getstate(), numpy and numpy.random.get_state()
@@ -350,15 +368,6 @@ def _put_back(module):
         random.setstate(of_python)
         if numpy:
             numpy.random.set_state(of_numpy)
-        for inner, attributes, items, values in kept:
-            vars(inner).clear()
-            vars(inner).update(attributes)
-            for name, saved in items.items():
-                _refill(attributes[name], saved)
-            for value, version, saved in values.values():
-                if value._version != version:  # pylint: disable=protected-access
-                    with torch.no_grad():
-                        value.copy_(saved)
 
 
 def _refill(container, items):

@@ -1,0 +1,134 @@
+"""StepEngine: the Engine of the stage that a rank has of a model."""
+import itertools
+import json
+
+from .._native import core
+from ..activations import wholes
+from ..engine import Engine
+from ..errors import StateError, UnsupportedError
+from . import ranks
+from .config import state
+from .trace import homed_tensors
+
+# smp's names of the core's orders of passes, by those of trireme.pipe.make_schedule().
+_ORDERS = {"1f1b": "interleaved", "gpipe": "simple", "sequential": "sequential"}
+
+
+class StepEngine(Engine):
+    """Trains the tensors of `module` whose home is this rank's stage, by step functions over the whole of it.
+
+    homes           {name: stage} of every parameter and persistent buffer, under its first name
+    sums            whether gradients are summed over micro-batches, rather than averaged
+    calls_per_step  step functions that run between two steps of the optimizer
+    """
+
+    _knows_micro_batch = False
+    layout_call, remake, anew = "the first optimizer.step()", "make the model and its optimizer anew", "start the program again"
+    clips_otherwise = "gradients of an smp.DistributedModel are not in .grad, and the norm of the whole model is not there yet; leave the call out"
+
+    def __init__(self, module, homes, *, sums=False, calls_per_step=1):
+        self.homes = _under_all_names(module, homes)
+        self._pending = 0  # step functions with a backward pass since gradients were dropped or taken
+        self._counted = 0  # gradients that these have given
+        self._has_backward = False  # the step function that runs has called backward()
+        self._has_standing = False  # the program has not dropped the gradients of the last optimizer.step()
+        micro_batches = state.cfg.microbatches
+        super().__init__(module, {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": micro_batches * calls_per_step}, origin="smp.init",
+                         unmanaged=[parameter for name, parameter in module.named_parameters() if self.homes[name] != ranks.pp_rank()])
+        if sums or calls_per_step > 1:
+            self.core.divide_gradients_by(1 if sums else micro_batches)
+
+    _stages = property(lambda self: ranks.pp_size())
+    stage = property(lambda self: self.core.stage, doc="This rank's.")
+    over_one_stage = property(lambda self: self.core.stages == 1)
+
+    def over_stages(self, value):
+        texts = self.world.gather(json.dumps(value))
+        return [json.loads(texts[rank]) for rank in ranks.get_pp_group()]
+
+    def _check_models(self, read):
+        """Also lets every rank have rank 0's values: buffers that are no state are on every stage."""
+        super()._check_models(read)
+        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        digests = [json.loads(text) for text in self.world.gather(json.dumps([core.digest(tensor.detach().contiguous()) for tensor in tensors.values()]))]
+        for tensor, of_ranks in zip(tensors.values(), zip(*digests)):
+            if len(set(of_ranks)) > 1:
+                values = tensor.detach().contiguous()
+                self.world.broadcast(values)
+                if values.data_ptr() != tensor.data_ptr():
+                    tensor.detach().copy_(values)
+
+    def _unmanaged_names(self):
+        return set()  # all are compared; those of other stages are not the core's
+
+    def _make_core(self, read, groups, make_client, output):
+        return core.StepEngine(self.world, state.topology, self.module, self.homes, read, groups, make_client, output, _ORDERS[state.cfg.schedule],
+                               state.cfg.active_microbatches)
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def run(self, micro_batches, program):
+        """A step function: `program` on each micro-batch. What it returned of each, detached, with its numbers on every
+        stage. Collective."""
+        self._refuse_outside("smp.step")
+        self._has_backward = False
+        with self._telling_the_end():
+            outputs = self.core.step(micro_batches, program)
+        self._counted = self.core.gradient_count
+        if self._has_backward:
+            self._pending += 1
+            self._refuse_standing()
+        return outputs
+
+    def backward(self, loss, gradient=None):  # pylint: disable=arguments-differ, arguments-renamed
+        """Inside of a step function: a backward pass begins with `loss`."""
+        self._has_backward = True
+        self.core.backward(loss, gradient)
+
+    def step_by(self, optimizer):
+        """optimizer.step(). Collective."""
+        if not self._pending:
+            raise StateError("optimizer.step(): no step function has called backward() since gradients were dropped or taken, so there are none to step by; call the "
+                             "@smp.step function first")
+        self._refuse_outside("optimizer.step()")
+        if self.client_optimizer is None:
+            self.set_optimizer(optimizer)
+        if self.client_optimizer is not optimizer:
+            raise UnsupportedError("optimizer.step(): this model is stepped by another optimizer already; put all parameters into the groups of one")
+        self.step()
+
+    def step(self, lr_kwargs=None):
+        changes = self._changes()
+        with self._stepping(), self._telling_the_end():
+            applied = self.core.update(changes)
+        self._follow_step(applied, lr_kwargs)
+        self._pending, self._counted, self._has_standing = 0, self.core.gradient_count, True
+
+    def zero_grad(self, set_to_none=True):
+        self._has_standing = False
+        if self._pending:
+            self.core.zero_grad()
+        self._pending, self._counted = 0, self.core.gradient_count
+
+    def _refuse_outside(self, call):
+        if self.core.gradient_count != self._counted:
+            raise StateError(f"{call}: a backward pass outside of step functions has added to gradients, which would be divided as those of a micro-batch; "
+                             "call model.backward(loss) inside of a @smp.step function")
+
+    def _refuse_standing(self):
+        if self._has_standing:
+            raise StateError("smp.step: gradients of the optimizer.step() before were not dropped; call optimizer.zero_grad() between optimizer.step() and the next "
+                             "backward pass: those gradients have gone, so they cannot be added to")
+
+
+def _under_all_names(module, homes):
+    """{name: stage} of all names. What shares memory is where the first of it is."""
+    stages = {}
+    for name, tensor in homed_tensors(module).items():
+        stages.setdefault(_memory_of(tensor), homes[name])
+    named = itertools.chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+    return {name: stages[_memory_of(tensor)] for name, tensor in named if _memory_of(tensor) in stages}
+
+
+def _memory_of(tensor):
+    return wholes.storage_of(tensor)._cdata  # pylint: disable=protected-access

@@ -1,0 +1,93 @@
+"""What programs call of torch inside of a step function, where the library runs backward passes later and tensors are on
+stages."""
+import torch
+
+from .. import ranks
+from ..errors import StateError, UnsupportedError
+from ..patches import Patches, Wrapped
+from . import program
+
+
+def _backward(original):
+    """`loss.backward()` comes here, too."""
+    def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, grad_variables=None, inputs=None):
+        if (running := program.running()) is None:
+            return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+        if inputs is not None:
+            raise UnsupportedError(f"{running.name}: backward(inputs=…) is not there yet; leave it out, and freeze parameters by requires_grad_(False)")
+        program.model(running.name).backward(tensors, grad_variables if grad_tensors is None else grad_tensors, retain_graph, create_graph)
+        return None
+
+    return backward
+
+
+def _grad(original):
+    def grad(*args, **kwargs):
+        if (running := program.running()) is not None:
+            raise UnsupportedError(f"{running.name}: torch.autograd.grad() inside of a step function is not there yet; call model.backward(loss), which runs when the "
+                                   "forward pass has ended")
+        return original(*args, **kwargs)
+
+    return grad
+
+
+def _checkpoint(original):
+    def checkpoint(*args, **kwargs):
+        _refuse_checkpoint()
+        return original(*args, **kwargs)
+
+    return checkpoint
+
+
+def _refuse_checkpoint():
+    if (running := program.running()) is not None:
+        raise UnsupportedError(f"{running.name}: torch.utils.checkpoint inside of a step function is not there yet; leave it out (model.gradient_checkpointing_disable() "
+                               "of transformers), or give more micro-batches")
+
+
+def _applied(original):
+    """A custom function's node hangs on tensors of one stage, and of one piece of its backward pass.
+
+    `original` is the descriptor: a class method of Python's in torch 2.11, one of C's in later versions."""
+    def apply(cls, *args, **kwargs):
+        run = original.__get__(None, cls)
+        if program.running() is None:
+            return run(*args, **kwargs)
+        if cls.__module__ == "torch.utils.checkpoint":
+            _refuse_checkpoint()
+        model = program.model_or_none()
+        if model is None or not model.partitioned or model.engine("apply").over_one_stage:
+            return run(*args, **kwargs)
+        return _applied_on_one_stage(cls, run, model.engine("apply").core, args, kwargs)
+
+    return apply
+
+
+def _applied_on_one_stage(cls, run, core, args, kwargs):
+    homes = [core.home_of(arg) for arg in args if isinstance(arg, torch.Tensor)]
+    stage = max((home for home in homes if home is not None), default=None)
+    if stage is None:
+        return run(*args, **kwargs)
+
+    def brought(arg):
+        if not isinstance(arg, torch.Tensor) or (home := core.home_of(arg)) is None:
+            return arg
+        if home != stage:
+            return core.move(arg, stage)
+        return arg.clone() if torch.is_grad_enabled() and arg.requires_grad else arg  # an operator of this piece
+
+    there = [brought(arg) for arg in args]
+    results = run(*there, **kwargs)
+    stand_ins = [one for one, arg in zip(there, args) if one is not arg]
+    if any(result is one for result in (results if isinstance(results, (tuple, list)) else (results,)) for one in stand_ins):
+        raise StateError(f"{cls.__qualname__}.apply: it writes or returns its argument, which inside of a step function over several stages is a copy; let it return a "
+                         "new tensor")
+    return results
+
+
+PATCHES = Patches(__name__, "the tensors of an `smp.DistributedModel` get their stages", [
+    Wrapped("torch.autograd", "backward", "inside of a step function it notes where backward passes begin, as `model.backward()`", _backward),
+    Wrapped("torch.autograd", "grad", "refused inside of a step function", _grad),
+    Wrapped("torch.autograd", "Function.apply", "inside of a step function the arguments of a custom function come to one stage", _applied),
+    Wrapped("torch.utils.checkpoint", "_checkpoint_without_reentrant_generator", "refused inside of a step function", _checkpoint),
+], ranks.living)

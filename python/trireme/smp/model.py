@@ -1,0 +1,300 @@
+"""DistributedModel: a model whose tensors have homes on stages, and what a program asks of it."""
+import collections
+import contextlib
+import json
+import os
+import sys
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from .. import ranks as world_ranks
+from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
+from ..log import logger
+from . import entries, inside, program, ranks
+from .config import state
+from .engine import StepEngine
+from .partition import homes_of
+
+
+class Unwound(BaseException):
+    """Leaves a step function that has called the model, whose tensors have no homes yet, with the arguments of the
+    call."""
+
+    def __init__(self, args, kwargs):
+        super().__init__()
+        self.args_of_call, self.kwargs_of_call = args, kwargs
+
+
+def _later(name, fix):
+    def refuse(self, *args, **kwargs):
+        raise UnsupportedError(f"DistributedModel.{name}() is not there yet; {fix}")
+
+    refuse.__name__, refuse.__doc__ = name, "Raises UnsupportedError: it is not there yet."
+    return refuse
+
+
+def _of_one_stage(name):
+    """The module's own method, for a model of one stage."""
+    def of_one_stage(self, *args, **kwargs):
+        if ranks.pp_size() > 1:
+            raise UnsupportedError(f"DistributedModel.{name}() over several stages is not there yet; local_named_parameters() and local_named_buffers() have what is "
+                                   "on this stage, and a model is loaded before it is wrapped")
+        return getattr(self.module, name)(*args, **kwargs)
+
+    of_one_stage.__name__, of_one_stage.__doc__ = name, "The module's. Raises UnsupportedError: there are several stages."
+    return of_one_stage
+
+
+class DistributedModel(torch.nn.Module):
+    """`module` over the stages of the configuration and the ranks that have copies of it.
+
+    With several stages its tensors get their homes in the first call of a @smp.step function; until then every rank has
+    all of them. With one stage the model is ready at once.
+
+    trace_device                        "gpu" or "cpu"; the trace needs no memory but where values decide, and runs
+                                        where the arguments are then
+    average_grads_across_microbatches   False: gradients are the sum over micro-batches
+    backward_passes_per_step            step functions that run between two steps of the optimizer; their gradients are
+                                        added up
+    overlapping_allreduce, bucket_cap_mb, gradient_as_bucket_view, find_unused_parameters: accepted; the library decides
+
+    Raises  UnsupportedError: an option or a model that is not there yet.
+    """
+
+    def __init__(self, module, trace_device="gpu", trace_execution_times=False, trace_memory_usage=False, overlapping_allreduce=True, backward_passes_per_step=1,
+                 average_grads_across_microbatches=True, bucket_cap_mb=25, broadcast_buffers=True, gradient_as_bucket_view=False, find_unused_parameters=False):
+        super().__init__()
+        _check_module(module)
+        if trace_device not in ("gpu", "cpu"):
+            raise ConfigError(f"smp.DistributedModel(trace_device={trace_device!r}): expected \"gpu\" or \"cpu\"")
+        for name, value, default in (("trace_execution_times", trace_execution_times, False), ("trace_memory_usage", trace_memory_usage, False),
+                                     ("broadcast_buffers", broadcast_buffers, True)):
+            if value is not default:
+                raise UnsupportedError(f"smp.DistributedModel({name}={value!r}) is not there yet; leave it out")
+        if not isinstance(backward_passes_per_step, int) or isinstance(backward_passes_per_step, bool) or backward_passes_per_step < 1:
+            raise ConfigError(f"smp.DistributedModel(backward_passes_per_step={backward_passes_per_step!r}): expected a whole number of 1 or more")
+        if (overlapping_allreduce, bucket_cap_mb, gradient_as_bucket_view, find_unused_parameters) != (True, 25, False, False):
+            logger.info("smp.DistributedModel: overlapping_allreduce, bucket_cap_mb, gradient_as_bucket_view and find_unused_parameters change nothing: gradients are "
+                        "reduced as they become final, and unused parameters are found")
+        self.module = module
+        self._options = {"sums": not average_grads_across_microbatches, "calls_per_step": backward_passes_per_step}
+        self._after_partition, self._after_step = collections.OrderedDict(), collections.OrderedDict()
+        self.__dict__["_engine"] = None  # not one of the model's modules
+        program.set_model(self)
+        if ranks.pp_size() == 1:
+            self.partition()
+
+    # --- homes -------------------------------------------------------------------------------------------------------
+
+    @property
+    def partitioned(self):
+        """Whether tensors have their homes."""
+        return self._engine is not None
+
+    def engine(self, call):
+        """The StepEngine. Raises StateError: there is none yet, for `call`."""
+        if self._engine is None:
+            raise StateError(f"{call}: the model's tensors have no stages yet; they get them in the first call of a @smp.step function")
+        return self._engine
+
+    def partition(self, args=(), kwargs=None):
+        """Gives tensors their homes, by the arguments of a call of the model on rank 0. Collective."""
+        homes = _decided(self.module, args, kwargs)
+        self.__dict__["_engine"] = StepEngine(self.module, homes, **self._options)
+        if ranks.pp_size() > 1:
+            entries.watch(self.module, self._engine)
+        inside.PATCHES.apply()
+        for hook in list(self._after_partition.values()):
+            hook(self, program.optimizer_or_none())
+
+    def register_post_partition_hook(self, hook):
+        """`hook(model, optimizer)` is called when tensors have got their homes. Returns a handle that removes it."""
+        return _registered(self._after_partition, hook)
+
+    def register_post_step_hook(self, hook):
+        """`hook(model, optimizer)` is called after each step function. Returns a handle that removes it."""
+        return _registered(self._after_step, hook)
+
+    def finish_step(self):
+        """Calls what was registered for the end of a step function."""
+        for hook in list(self._after_step.values()):
+            hook(self, program.optimizer_or_none())
+
+    # --- passes ------------------------------------------------------------------------------------------------------
+
+    def forward(self, *args, **kwargs):
+        """The module's forward pass. Inside of a @smp.step function; with one stage anywhere.
+
+        Raises  StateError: outside of one.
+        """
+        running = program.running()
+        if running is None and ranks.pp_size() > 1:
+            raise StateError("DistributedModel: a call outside of a @smp.step function, where only this stage's tensors have numbers; put it into one, for evaluation, "
+                             "too (without backward(), under torch.no_grad())")
+        if running is not None and not self.partitioned:
+            raise Unwound(args, kwargs)
+        return self.module(*args, **kwargs)
+
+    def backward(self, tensors, grad_tensors=None, retain_graph=None, create_graph=False):
+        """Inside of a @smp.step function: backward passes begin with these tensors, one or several, when the forward
+        pass of the micro-batch has ended. Like torch.autograd.backward().
+
+        Raises  StateError: outside of one. ShapeError: another number of gradients. UnsupportedError: create_graph.
+        """
+        if create_graph:
+            raise UnsupportedError("DistributedModel.backward(create_graph=True) is not there yet; leave it out")
+        if program.running() is None:
+            raise StateError("DistributedModel.backward(): a call outside of a @smp.step function; put the forward pass and this call into one")
+        engine = self.engine("DistributedModel.backward()")
+        roots = _listed(tensors)
+        gradients = [None] * len(roots) if grad_tensors is None else _listed(grad_tensors)
+        if len(gradients) != len(roots):
+            raise ShapeError(f"DistributedModel.backward(): {len(roots)} tensors and {len(gradients)} gradients; give one for each, None for the 1 of a loss")
+        for root, gradient in zip(roots, gradients):
+            engine.backward(root, gradient)
+
+    def zero_grad(self, set_to_none=True):
+        """Drops gradients. Collective."""
+        if self._engine is not None:
+            self._engine.zero_grad(set_to_none)
+
+    # --- what is here ------------------------------------------------------------------------------------------------
+
+    def get_module(self):
+        """The module that was wrapped."""
+        return self.module
+
+    def local_named_parameters(self, recurse=True):
+        """(name, parameter) of those whose home is this rank's stage."""
+        return self._local("local_named_parameters()", self.module.named_parameters(recurse=recurse))
+
+    def local_parameters(self, recurse=True):
+        """Parameters whose home is this rank's stage."""
+        return (parameter for _, parameter in self.local_named_parameters(recurse))
+
+    def local_named_buffers(self, recurse=True):
+        """(name, buffer) of those whose home is this rank's stage, and of those that are no state, which every stage
+        has."""
+        return self._local("local_named_buffers()", self.module.named_buffers(recurse=recurse))
+
+    def local_buffers(self, recurse=True):
+        """The buffers of local_named_buffers()."""
+        return (buffer for _, buffer in self.local_named_buffers(recurse))
+
+    def local_named_modules(self):
+        """(name, module) of those on this rank's stage: where their first own tensor is, else the first one in them,
+        else the module around them."""
+        engine = self.engine("local_named_modules()")
+        stages = {}
+        for name, module in self.module.named_modules():
+            own = next((engine.homes[tensor] for tensor in _tensors_of(name, module) if tensor in engine.homes), None)
+            stages[name] = stages.get(name.rpartition(".")[0], 0) if own is None else own
+            if stages[name] == engine.stage:
+                yield name, module
+
+    def local_modules(self):
+        """The modules of local_named_modules()."""
+        return (module for _, module in self.local_named_modules())
+
+    def _local(self, call, named):
+        engine = self.engine(call)
+        return ((name, tensor) for name, tensor in named if engine.homes.get(name, engine.stage) == engine.stage)
+
+    # --- what is not there yet, or the module's with one stage ---------------------------------------------------------
+
+    state_dict, load_state_dict = _of_one_stage("state_dict"), _of_one_stage("load_state_dict")
+    local_state_dict = _later("local_state_dict", "local_named_parameters() and local_named_buffers() have its tensors")
+    cpu = _later("cpu", "it would gather the whole model")
+    join = _later("join", "give every rank as many batches")
+    register_comm_hook = _later("register_comm_hook", "gradients are averaged over the ranks that have the same parameters")
+    distributed_modules = _later("distributed_modules", "no layers are cut")
+    is_distributed_parameter = _later("is_distributed_parameter", "no layers are cut")
+    is_distributed_buffer = _later("is_distributed_buffer", "no layers are cut")
+    is_scaled_batch_parameter = _later("is_scaled_batch_parameter", "no layers are cut")
+    is_scaled_batch_buffer = _later("is_scaled_batch_buffer", "no layers are cut")
+    default_reducer_named_parameters = _later("default_reducer_named_parameters", "no layers are cut")
+    scaled_batch_reducer_named_parameters = _later("scaled_batch_reducer_named_parameters", "no layers are cut")
+
+    def to(self, *args, **kwargs):
+        """Nothing: the library moves the model to this rank's device. Raises UnsupportedError: a dtype."""
+        dtype = torch._C._nn._parse_to(*args, **kwargs)[1]  # pylint: disable=protected-access
+        if dtype is not None:
+            raise UnsupportedError(f"DistributedModel.to({dtype}) is not there yet; convert the module before it is wrapped, or compute under torch.autocast")
+        return self
+
+    def cuda(self, device=None):
+        """Nothing: the library moves the model to this rank's device."""
+        return self
+
+    def _apply(self, fn, recurse=True):
+        raise UnsupportedError("DistributedModel: conversions such as half() and to_empty() are not there yet; convert the module before it is wrapped")
+
+    def __reduce_ex__(self, protocol):
+        raise StateError("a DistributedModel cannot be pickled or copied: its tensors are on several ranks")
+
+
+def _check_module(module):
+    """Raises ConfigError, UnsupportedError: it cannot be wrapped."""
+    if not isinstance(module, torch.nn.Module):
+        raise ConfigError(f"smp.DistributedModel: {type(module).__name__} is no torch.nn.Module")
+    pipelines = sys.modules.get("trireme.deepspeed.runtime.pipe.module")
+    refused = {torch.nn.parallel.DistributedDataParallel: "averages gradients itself; wrap what is in it", torch.nn.DataParallel: "has several devices; wrap what is in it",
+               torch.jit.ScriptModule: "is compiled by TorchScript, which hides operators; wrap the module that it was made of",
+               DistributedModel: "is one already; wrap the module once"}
+    if pipelines is not None:
+        refused[pipelines.PipelineModule] = "has stages of its own; wrap a plain module, or train it by initialize()"
+    for name, inner in module.named_modules():
+        where = f"'{name}' ({type(inner).__name__})" if name else type(inner).__name__
+        for kind, reason in refused.items():
+            if isinstance(inner, kind):
+                raise UnsupportedError(f"smp.DistributedModel: {where} {reason}")
+        if inner._compiled_call_impl is not None or hasattr(inner, "_orig_mod"):  # pylint: disable=protected-access
+            raise UnsupportedError(f"smp.DistributedModel: {where} is compiled by torch.compile(), which hides operators; leave it eager")
+        if hasattr(inner, "fsdp_wrap"):
+            raise UnsupportedError(f"smp.DistributedModel: {where} was given to fully_shard(), which shards its parameters; leave that out")
+    if absent := next((name for name, tensor in module.named_parameters() if tensor.is_meta), None):
+        raise UnsupportedError(f"smp.DistributedModel: '{absent}' is on the device \"meta\", and delayed initialisation is not there yet; make the module with values")
+
+
+def _decided(module, args, kwargs):
+    """Rank 0's homes. Collective. Raises  what rank 0 raises there, StateError elsewhere."""
+    told, failure = None, None
+    if state.world.rank == 0:
+        try:
+            told = {"homes": homes_of(module, args, kwargs, limit_bytes=_bytes_of_a_rank())}
+        except Exception as error:  # pylint: disable=broad-exception-caught
+            failure, told = error, {"failure": f"{type(error).__name__}: {error}"}
+    told = json.loads(state.world.gather(json.dumps(told))[0])
+    if failure is not None:
+        raise failure
+    if "failure" in told:
+        raise StateError(f"smp: rank 0 could not partition the model: {told['failure']}")
+    return told["homes"]
+
+
+def _bytes_of_a_rank():
+    with contextlib.suppress(RuntimeError, AssertionError):
+        if torch.cuda.is_available():
+            return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // world_ranks.world().local_size
+
+
+def _tensors_of(name, module):
+    """Names of the tensors of a module, its own first."""
+    prefix = f"{name}." if name else ""
+    for recurse in (False, True):
+        for found in (module.named_parameters(recurse=recurse, remove_duplicate=False), module.named_buffers(recurse=recurse, remove_duplicate=False)):
+            yield from (prefix + tensor for tensor, _ in found)
+
+
+def _listed(tensors):
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _registered(hooks, hook):
+    if not callable(hook):
+        raise ConfigError(f"smp: a hook is {type(hook).__name__}; expected a function of (model, optimizer)")
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle

@@ -1,0 +1,80 @@
+"""What a program has made of smp's names, its model and its optimizer, and the step function that runs."""
+import contextlib
+import dataclasses
+import gc
+import threading
+import weakref
+
+from ..errors import StateError, UnsupportedError
+
+
+def _nobody():
+    return None
+
+
+class _Made:
+    """Weak references."""
+
+    model = optimizer = _nobody
+
+
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """A step function that runs on a micro-batch."""
+
+    name: str
+    is_probe: bool = False  # it runs until it calls the model, whose tensors have no homes yet
+
+
+class _Here(threading.local):
+    running = None
+
+
+_here = _Here()
+
+
+def set_model(model):
+    """`model` is the program's. Raises UnsupportedError: it has another one."""
+    if model_or_none() is not None:
+        gc.collect()  # modules refer to themselves
+    if model_or_none() is not None:
+        raise UnsupportedError("smp.DistributedModel: this program has one already, and several are not there yet; put the modules into one, or delete the first")
+    _Made.model = weakref.ref(model)
+
+
+def model_or_none():
+    """The program's DistributedModel; None: there is none."""
+    return _Made.model()
+
+
+def model(call):
+    """The program's DistributedModel. Raises StateError: there is none, for `call`."""
+    found = model_or_none()
+    if found is None:
+        raise StateError(f"{call}: there is no smp.DistributedModel; make one of the model, and keep it")
+    return found
+
+
+def set_optimizer(optimizer):
+    """`optimizer` is the program's, the last that it has made."""
+    _Made.optimizer = weakref.ref(optimizer)
+
+
+def optimizer_or_none():
+    """The program's DistributedOptimizer; None: there is none."""
+    return _Made.optimizer()
+
+
+def running():
+    """The Running of this thread; None: outside of a step function."""
+    return _here.running
+
+
+@contextlib.contextmanager
+def run_of(step):
+    """While it lasts, the Running `step` runs on this thread."""
+    _here.running = step
+    try:
+        yield
+    finally:
+        _here.running = None

@@ -1,0 +1,137 @@
+"""@smp.step: a function that every rank runs on each micro-batch, over the stages of the model."""
+import copy
+import dataclasses
+import functools
+import json
+import types
+
+import torch
+
+from ..errors import ConfigError, StateError, UnsupportedError
+from . import inputs, program, trace
+from .config import state
+from .containers import rebuilt
+from .model import Unwound
+from .outputs import merged
+from .split import Splitter
+
+
+def step(function=None, *, non_split_inputs=(), input_split_axes=None, detach_outputs=True):
+    """A decorator, with or without arguments, of functions and methods. The function is run for each micro-batch, on
+    that part of the arguments; it calls the model and, in training, model.backward(). The optimizer is stepped outside.
+
+    All ranks call it, and compute on what the first rank of their pipeline was given. Its results: a StepOutput in the
+    place of each tensor, detached and with its numbers on every rank; of anything else the list of what the
+    micro-batches have.
+
+    non_split_inputs    names of arguments that every micro-batch gets whole
+    input_split_axes    {name of an argument: dim along which its tensors are cut}; 0 for all others
+    """
+    if detach_outputs is not True:
+        raise UnsupportedError("smp.step(detach_outputs=False) is not there yet: results are detached; leave it out")
+    if function is None:
+        return functools.partial(step, non_split_inputs=non_split_inputs, input_split_axes=input_split_axes)
+    if not callable(function):
+        raise ConfigError(f"smp.step({function!r:.60}): expected a function")
+    return Step(function, non_split_inputs, input_split_axes)
+
+
+class Step:
+    """A step function."""
+
+    def __init__(self, function, non_split_inputs, input_split_axes):
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._splitter = Splitter(function, non_split_inputs, input_split_axes)
+        self._name = f"smp.step: {getattr(function, '__qualname__', type(function).__name__)}()"
+
+    def __get__(self, instance, owner=None):
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __call__(self, *args, **kwargs):
+        if program.running() is not None:
+            raise StateError(f"{self._name} was called inside of another step function; call the plain function there")
+        model = program.model(self._name)
+        micro_batches = state.cfg.microbatches
+        agenda = {"the step function": self._name, "torch.is_grad_enabled()": torch.is_grad_enabled(), "model.training": model.training}
+        args, kwargs = inputs.agreed(self._name, args, kwargs, agenda)
+        batches = self._splitter.split(args, kwargs, micro_batches)
+        if not model.partitioned:
+            self._partition(model, batches)
+        return self._run(model, batches)
+
+    def _partition(self, model, batches):
+        """Runs until the model is called, whose tensors get their homes then. Collective."""
+        if not state.cfg.auto_partition or state.cfg.skip_tracing:
+            model.partition()
+            return
+        call, failure = None, None
+        try:
+            with trace.generators_put_back(model), program.run_of(program.Running(self._name, is_probe=True)):
+                self._function(*batches[0][0], **batches[0][1])
+            failure = StateError(f"{self._name} has not called the model, by whose first call its tensors get their stages; call the DistributedModel in the first step")
+        except Unwound as reached:
+            call = reached
+        except Exception as error:  # pylint: disable=broad-exception-caught
+            failure = error
+        texts = [json.loads(text) for text in state.world.gather(json.dumps(failure and f"{type(failure).__name__}: {failure}"))]
+        if failure is not None:
+            raise failure
+        for rank, text in enumerate(texts):
+            if text is not None:
+                raise StateError(f"{self._name}: rank {rank} failed before it called the model: {text}")
+        model.partition(call.args_of_call, call.kwargs_of_call)
+
+    def _run(self, model, batches):
+        templates = []
+
+        def of_micro_batch(index):
+            with program.run_of(program.Running(self._name)):
+                template, tensors = taken(self._function(*batches[index][0], **batches[index][1]))
+            templates.append(template)
+            return tensors
+
+        outputs = model.engine(self._name).run(len(batches), of_micro_batch)
+        result = merged([filled(template, tensors) for template, tensors in zip(templates, outputs)])
+        model.finish_step()
+        return result
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slot:
+    """The place of a tensor in a structure."""
+
+    index: int
+
+
+def taken(value):
+    """(`value` with a _Slot in the place of each tensor in lists, tuples, sets, dicts and dataclasses, the tensors)."""
+    tensors = []
+
+    def slotted(tensor):
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        tensors.append(tensor)
+        return _Slot(len(tensors) - 1)
+
+    return _mapped(slotted, value), tensors
+
+
+def filled(template, tensors):
+    """The structure of taken() with these tensors."""
+    return _mapped(lambda value: tensors[value.index] if isinstance(value, _Slot) else value, template)
+
+
+def _mapped(function, value):
+    if isinstance(value, (torch.Tensor, _Slot)):
+        return function(value)
+    if isinstance(value, dict):
+        return rebuilt(value, {key: _mapped(function, inner) for key, inner in value.items()})
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return rebuilt(value, [_mapped(function, inner) for inner in value])
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        made = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(made, field.name, _mapped(function, getattr(value, field.name)))
+        return made
+    return value

@@ -1,0 +1,126 @@
+"""Programs under smp's names, which tests run on one process and on several: models, their steps, and what they give bit
+by bit."""
+import harness
+
+PRELUDE = """
+    import contextlib, hashlib, json, os, torch
+    from torch import nn
+    import torch.nn.functional as F
+    import trireme.smp as smp
+    from trireme.utils import safe_get_full_grad
+    from trireme.errors import *
+
+    MICRO_BATCHES = 4
+
+    def begin(**options):
+        size = int(os.environ.get("WORLD_SIZE", 1))
+        smp.init({"partitions": size, "microbatches": MICRO_BATCHES, **options})
+        torch.manual_seed(5)
+
+    def told(call):
+        try:
+            return call()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    def bits(tensor):
+        return hashlib.sha256(tensor.detach().contiguous().numpy().tobytes()).hexdigest()[:16] if tensor is not None else None
+
+    def of_all(own):
+        '''{name: value} of all ranks.'''
+        found = {}
+        for text in smp.state.world.gather(json.dumps(own)):
+            found.update(json.loads(text))
+        return dict(sorted(found.items()))
+
+    def gradients(model):
+        return of_all({name: bits(safe_get_full_grad(parameter)) for name, parameter in model.local_named_parameters() if parameter.requires_grad})
+
+    def weights(model):
+        return of_all({name: bits(tensor) for named in (model.local_named_parameters(), model.local_named_buffers()) for name, tensor in named})
+
+    def trained(net, batches, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.125), steps=2, loss_of=None):
+        '''[[losses, gradients] of each step, weights, the order of passes, stages with parameters]'''
+        loss_of = loss_of or (lambda model, *batch: model(*batch))
+        model = smp.DistributedModel(net)
+        stepper = smp.DistributedOptimizer(optimizer(model.parameters()))
+
+        @smp.step
+        def train_step(*batch):
+            loss = loss_of(model, *batch)
+            model.backward(loss)
+            return loss
+
+        found = []
+        for batch in batches[:steps]:
+            stepper.zero_grad()
+            losses = train_step(*batch)
+            found.append([[loss.item() for loss in losses.outputs], gradients(model)])
+            stepper.step()
+        engine = model.engine("")
+        used = sorted({engine.homes[name] for name, parameter in net.named_parameters()})
+        return [found, weights(model), engine.core.pipeline, used]
+
+    def plain(net, batches, loss_of=None):
+        '''[losses, gradients] of plain PyTorch, of the first step.'''
+        loss_of = loss_of or (lambda model, *batch: model(*batch))
+        losses = []
+        for index in range(MICRO_BATCHES):
+            loss = loss_of(net, *(tensor.chunk(MICRO_BATCHES)[index] for tensor in batches[0]))
+            (loss / MICRO_BATCHES).backward()
+            losses.append(loss.item())
+        return [losses, dict(sorted((name, bits(parameter.grad)) for name, parameter in net.named_parameters()))]
+
+    class Mlp(nn.Module):
+        def __init__(self, dropout=0.0):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+        def forward(self, x, y):
+            return F.cross_entropy(self.layers(x), y)
+
+    def mlp_batches(count=2):
+        return [(torch.randn(8, 6), torch.randint(3, (8,))) for _ in range(count)]
+
+    class Cnn(nn.Module):
+        def __init__(self, dropout=0.0):
+            super().__init__()
+            self.conv1, self.norm1 = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)
+            self.conv2, self.norm2 = nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8)
+            self.dropout = nn.Dropout(dropout)
+            self.fc1, self.fc2 = nn.Linear(8 * 16, 16), nn.Linear(16, 10)
+        def forward(self, x, y):
+            x = F.relu(self.norm1(self.conv1(x)))
+            x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
+            x = self.dropout(torch.flatten(x, 1))
+            return F.cross_entropy(self.fc2(F.relu(self.fc1(x))), y)
+
+    def cnn_batches(count=2):
+        return [(torch.randn(8, 1, 12, 12), torch.randint(10, (8,))) for _ in range(count)]
+
+    def gpt2(tied, dropout=0.0):
+        import transformers
+        config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=16, resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout,
+                                         tie_word_embeddings=tied)
+        return transformers.GPT2LMHeadModel(config)
+
+    def ids_batches(count=2):
+        return [(torch.randint(64, (8, 12)),) for _ in range(count)]
+
+    def causal_loss(model, ids):
+        return model(input_ids=ids, labels=ids).loss
+"""
+
+
+class Case(harness.Case):
+    def ran(self, ranks, text, **options):
+        """What a program that begins with PRELUDE leaves in `result` on rank 0."""
+        return self.on_ranks(ranks, PRELUDE + text, **options)
+
+    def assert_bits_of_one_process(self, text, stages=2):
+        """`text` leaves trained() in `result`: on several stages it has the bits of one process. Returns it of
+        several."""
+        alone, found = self.ran(1, text), self.ran(stages, text)
+        self.assertEqual(found[0], alone[0])
+        self.assertEqual(found[1], alone[1])
+        self.assertTrue(all(found[0][0][1].values()))
+        return found
