@@ -62,6 +62,129 @@ class Bits(Case):
 """)
                 self.assertEqual(*found)
 
+    def test_a_branch_by_a_value_and_a_stage_that_comes_again(self):
+        self.assert_bits_of_one_process("""
+    begin()
+    class Branches(Mlp):
+        taken = 0
+        def forward(self, x, y):
+            h = self.layers[:4](x)
+            if h.mean().item() > float(h.std()) - 1.0:
+                Branches.taken += 1
+                h = h * 2
+            return F.cross_entropy(self.layers[4:](torch.where(h > 0, h, h * 0.5)), y)
+    result = trained(Branches(0.1), mlp_batches())
+    assert Branches.taken
+""")
+
+    def test_losses_of_both_stages_two_backwards_and_loss_backward(self):
+        for name in ("model.backward([early, late], [torch.tensor(0.5), None])", "early.backward(torch.tensor(0.5)); late.backward()",
+                     "torch.autograd.backward([early, late], [torch.tensor(0.5), torch.tensor(1.0)])"):
+            with self.subTest(name):
+                text = f"""
+    begin()
+    class Two(Mlp):
+        def forward(self, x, y):
+            h = self.layers[:4](x)
+            return h.square().mean(), F.cross_entropy(self.layers[4:](h), y)
+    model = smp.DistributedModel(Two(0.1))
+    @smp.step
+    def train_step(x, y):
+        early, late = model(x, y)
+        {name}
+        return {{"early": early, "late": late}}
+    found = train_step(*mlp_batches()[0])
+    result = [[{{name: [one.item() for one in output.outputs] for name, output in found.items()}}, gradients(model)]]
+"""
+                alone, found = self.ran(1, text), self.ran(2, text)
+                self.assertEqual(found, alone)
+                self.assertTrue(all(found[0][1].values()))
+
+    def test_a_custom_function_whose_arguments_are_on_two_stages(self):
+        self.assert_bits_of_one_process("""
+    begin()
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a, b):
+            ctx.save_for_backward(a, b)
+            return a * b
+        @staticmethod
+        def backward(ctx, gradient):
+            a, b = ctx.saved_tensors
+            return gradient * b, gradient * a
+    class Gated(Mlp):
+        def forward(self, x, y):
+            early = self.layers[:4](x)
+            late = self.layers[4:7](early)
+            return F.cross_entropy(self.layers[7](Product.apply(early, Product.apply(late, early))), y)
+    result = trained(Gated(0.1), mlp_batches())
+""")
+
+    def test_optimizers_of_each_kind_with_groups(self):
+        for make in ("torch.optim.AdamW(groups, lr=0.01)", "torch.optim.SGD(groups, lr=0.05, momentum=0.9)", "torch.optim.RMSprop(groups, lr=0.01)",
+                     "torch.optim.Adam(groups, lr=0.01, amsgrad=True)"):
+            with self.subTest(make):
+                found = self.assert_bits_of_one_process(f"""
+    begin()
+    net = Mlp()
+    first, *others = net.parameters()
+    groups = [{{"params": [first], "lr": 0.02}}, {{"params": others[:-1]}}, {{"params": others[-1:], "weight_decay": 0.1}}]
+    result = trained(net, mlp_batches(3), lambda _: {make}, steps=3)
+""")
+                self.assertNotEqual(found[0][0][1], found[0][2][1])
+
+    def test_frozen_parameters_and_what_is_not_used(self):
+        self.assert_bits_of_one_process("""
+    begin()
+    class Unused(Mlp):
+        def __init__(self):
+            super().__init__()
+            self.unused = nn.Linear(3, 3).requires_grad_(False)
+            for parameter in self.layers[0].parameters():
+                parameter.requires_grad_(False)
+    net = Unused()
+    result = trained(net, mlp_batches())
+""")
+
+    def test_a_stage_without_parameters(self):
+        text = """
+    begin(auto_partition=False, default_partition=0)
+    net = Mlp(0.1)
+    result = trained(net, mlp_batches(), lambda parameters: torch.optim.AdamW(parameters, lr=0.01))
+"""
+        found = self.assert_bits_of_one_process(text)
+        self.assertEqual(found[3], [0])
+
+    def test_placed_by_hand(self):
+        found = self.assert_bits_of_one_process("""
+    begin(auto_partition=False, default_partition=0)
+    net = Mlp(0.1)
+    if smp.pp_size() > 1:
+        smp.set_partition(net.layers[3], 1)
+    result = trained(net, mlp_batches())
+""")
+        self.assertEqual(found[2:], ["sequential", [0, 1]])
+
+    def test_sums_over_micro_batches_and_two_calls_per_step(self):
+        text = """
+    begin()
+    net, batches = Mlp(), mlp_batches()
+    for batch in batches:
+        for index in range(MICRO_BATCHES):
+            net(*(tensor.chunk(MICRO_BATCHES)[index] for tensor in batch)).backward()
+    expected = dict(sorted((name, bits(parameter.grad)) for name, parameter in net.named_parameters()))
+    net.zero_grad()
+    model = smp.DistributedModel(net, average_grads_across_microbatches=False, backward_passes_per_step=2)
+    @smp.step
+    def train_step(x, y):
+        model.backward(model(x, y))
+    nothing = [train_step(*batch) for batch in batches]
+    result = [gradients(model), expected, nothing]
+"""
+        found = self.ran(2, text)
+        self.assertEqual(found[0], found[1])
+        self.assertEqual(found[2], [[None] * 4] * 2)
+
 
 if __name__ == "__main__":
     main()
