@@ -43,6 +43,12 @@ at::Tensor physical(const at::Tensor& tensor) {
   return result.is_neg() ? result._neg_view() : result;
 }
 
+/// Elements after which memory is aligned again: the bits of a product may depend on it.
+int64_t alignment_of(const at::Tensor& tensor) {
+  constexpr int64_t kBytes = 64;  // of what libtorch allocates
+  return std::max<int64_t>(1, kBytes / static_cast<int64_t>(tensor.element_size()));
+}
+
 }  // namespace
 
 at::Tensor packed(const at::Tensor& tensor) {
@@ -57,16 +63,17 @@ Room make_room(const at::Tensor& like) {
   const at::NoGradGuard no_grad;
   const Walk walk(like);
   const auto options = at::TensorOptions().dtype(like.scalar_type()).device(like.device());
-  const at::Tensor memory = at::empty({walk.extent}, options);
+  const int64_t offset = like.storage_offset() % alignment_of(like);
+  const at::Tensor memory = at::empty({offset + walk.extent}, options).slice(0, offset);
   Room room;
-  room.tensor = memory.as_strided(like.sizes(), like.strides());
+  room.tensor = memory.as_strided(like.sizes(), like.strides(), offset);
   if (like.is_neg()) room.tensor = room.tensor._neg_view();
   if (like.is_conj()) room.tensor = room.tensor.conj();
   if (like.numel() == 0) {
     room.buffer = memory.view(-1);
     return room;
   }
-  room.elements = memory.as_strided(walk.sizes, walk.strides);
+  room.elements = memory.as_strided(walk.sizes, walk.strides, offset);
   room.buffer = room.elements.is_contiguous() ? room.elements.view(-1) : at::empty({room.elements.numel()}, options);
   return room;
 }

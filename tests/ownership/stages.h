@@ -1,6 +1,7 @@
 // Programs over stages and in one process, to be compared bit by bit.
 #pragma once
 
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/nn/module.h>
@@ -37,6 +38,7 @@ struct StepResult {
   std::vector<std::pair<std::string, at::Tensor>> gradients;    ///< undefined: none
   std::vector<std::pair<std::string, at::Tensor>> buffers;
   std::vector<int> visits;                                      ///< of the last micro-batch
+  bool comes_back = false;                                      ///< any micro-batch, see Ownership::comes_back()
   OwnershipCounters counters;
 };
 
@@ -82,7 +84,7 @@ inline StepResult run_over_stages(const MakeProgram& make, int stages, int micro
       for (const StagePass& pass : passes_of(schedule, stages, rank.id(), micro_batches)) {
         auto& micro_batch = open[pass.micro_batch];
         if (pass.is_forward) {
-          micro_batch = ownership.begin(step * micro_batches + pass.micro_batch, 1234);
+          micro_batch = ownership.begin(step * micro_batches + pass.micro_batch, 1234, schedule != "sequential");
           const Ownership::Scope forward(ownership, *micro_batch);
           const auto outputs = program.step(program.inputs(pass.micro_batch),
                                             [&](const at::Tensor& root) { ownership.backward(root); });
@@ -100,6 +102,7 @@ inline StepResult run_over_stages(const MakeProgram& make, int stages, int micro
         const auto outputs = ownership.outputs(*open[m]);
         if (rank.id() == stages - 1) result.outputs[static_cast<size_t>(step) * micro_batches + m] = outputs;
         if (rank.id() == 0) result.visits = ownership.visits(*open[m]);
+        if (rank.id() == 0) result.comes_back = result.comes_back || ownership.comes_back(*open[m]);
         open[m].reset();
       }
       ownership.finish();
@@ -119,10 +122,16 @@ inline StepResult run_over_stages(const MakeProgram& make, int stages, int micro
   return result;
 }
 
-/// "" where losses, gradients and buffers have the same bits; else the first that differs.
-inline std::string first_difference(const StepResult& one, const StepResult& other) {
-  const auto differ = [](const at::Tensor& a, const at::Tensor& b) {
-    return a.defined() != b.defined() || (a.defined() && !at::equal(a, b));
+/// "" where losses, gradients and buffers have the same bits, or are as near as `tolerance`; else the first that differs.
+inline std::string first_difference(const StepResult& one, const StepResult& other, double tolerance = 0) {
+  const auto differ = [&](const at::Tensor& a, const at::Tensor& b) {
+    if (a.defined() != b.defined()) return true;
+    return a.defined() && !(tolerance > 0 ? at::allclose(a, b, tolerance, tolerance) : at::equal(a, b));
+  };
+  const auto by = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.defined() && b.defined() ? str(", by ", (a - b).abs().max().item<double>(), " of ",
+                                            b.abs().max().item<double>())
+                                      : std::string(", which one of them has");
   };
   if (one.outputs.size() != other.outputs.size()) return "another number of outputs";
   for (size_t m = 0; m < one.outputs.size(); ++m)
@@ -134,7 +143,8 @@ inline std::string first_difference(const StepResult& one, const StepResult& oth
                                            std::tuple("buffer", &one.buffers, &other.buffers)}) {
     if (ours->size() != theirs->size()) return str("another number of ", kind, "s");
     for (size_t i = 0; i < ours->size(); ++i)
-      if (differ((*ours)[i].second, (*theirs)[i].second)) return str(kind, " of ", (*ours)[i].first);
+      if (differ((*ours)[i].second, (*theirs)[i].second))
+        return str(kind, " of ", (*ours)[i].first, by((*ours)[i].second, (*theirs)[i].second));
   }
   return "";
 }
