@@ -186,7 +186,9 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   const Key key = key_of(facts.hash, call.arguments(), is_complete);
   note(facts, key, stage_);
   const bool tells = !is_complete || tells_each(facts, call);
-  const std::vector<Replaced> replaced = bring(call, facts, homed, next);
+  const auto known = tells ? told_.end() : told_.find(key);
+  const bool uses = facts.view_of < 0 || !is_view(call, facts, known != told_.end() ? &known->second : nullptr, next);
+  const std::vector<Replaced> replaced = bring(call, facts, homed, uses, next);
   const std::vector<c10::IValue> arguments = call.arguments().vec();
 
   const bool reads_sizes_of_others =
@@ -200,7 +202,7 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
 
   ToldCall told_now;
   const ToldCall* told = nullptr;
-  if (const auto known = tells ? told_.end() : told_.find(key); known != told_.end()) {
+  if (known != told_.end()) {
     told = &known->second;
     if (!holds(*told, arguments, call.results()))
       throw StateError(str("smp: ", facts.name, " had results ", told_of(facts.name, arguments, call.results()).text(),
@@ -213,7 +215,11 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
     told = tells ? &told_now : &told_.emplace(key, std::move(told_now)).first->second;
   }
   if (facts.view_of >= 0 && !told->is_view()) visit(facts, stage_);
-  if (told->is_view() && !replaced.empty()) return view_originals(call, *told, replaced, arguments);
+  if (told->is_view()) {
+    const std::vector<at::Tensor> views_of = originals_of(arguments, replaced);
+    if (!replaced.empty()) view_originals(call, *told, replaced, arguments);
+    return follow(call, *told, views_of, {});
+  }
   give_back(call, replaced);
   note_results(call, *told, home);
   take_written(facts, call.op, arguments, home);
@@ -222,7 +228,7 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
 /// Puts what the operator needs in place of its arguments: tensors of other stages come here, and what is of an earlier
 /// piece has a stand-in in this one.
 std::vector<OwnershipPass::Replaced> OwnershipPass::bring(OperatorCall& call, const OperatorFacts& facts,
-                                                          const HomedArguments& homed, const Next& next) {
+                                                          const HomedArguments& homed, bool uses, const Next& next) {
   Pieces& pieces = current_->pieces;
   std::vector<Replaced> replaced;
   for (const HomedArgument& one : homed) {
@@ -231,8 +237,7 @@ std::vector<OwnershipPass::Replaced> OwnershipPass::bring(OperatorCall& call, co
       use(call, facts, with_base(one.tensor), one.home.stage, stage_, next);
       continue;
     }
-    const at::Tensor used =
-        facts.view_of >= 0 ? one.tensor : use(call, facts, one.tensor, one.home.stage, stage_, next);
+    const at::Tensor used = uses ? use(call, facts, one.tensor, one.home.stage, stage_, next) : one.tensor;
     replaced.push_back({.argument = one.argument,
                         .item = one.item,
                         .original = one.tensor,
@@ -273,6 +278,64 @@ void OwnershipPass::give_back(OperatorCall& call, const std::vector<Replaced>& r
     });
     for (const auto& [place, original] : originals) replace(result, place, original);
   }
+}
+
+/// Whether an operator that may give a view does, where it matters before it ran: else what it computes is a use of a
+/// tensor that another stage used last.
+bool OwnershipPass::is_view(const OperatorCall& call, const OperatorFacts& facts, const ToldCall* known,
+                            const Next& next) {
+  if (known != nullptr) return known->is_view();
+  const c10::IValue& viewed = call.arguments()[facts.view_of];
+  if (!viewed.isTensor() || current_->transfers.away(viewed.toTensor()) == nullptr) return true;
+  torch::jit::Stack tried = call.arguments().vec();
+  const std::vector<c10::IValue> arguments = tried;
+  next.run(call, [&] { call.op.callBoxed(tried); });
+  return told_of(facts.name, arguments, tried).is_view();
+}
+
+std::vector<at::Tensor> OwnershipPass::originals_of(c10::ArrayRef<c10::IValue> arguments,
+                                                    const std::vector<Replaced>& replaced) {
+  std::vector<at::Tensor> tensors = tensors_of(arguments);
+  for (at::Tensor& tensor : tensors)
+    for (const Replaced& one : replaced)
+      if (one.used.is_same(tensor)) tensor = one.original;
+  return tensors;
+}
+
+/// Views of what another stage used last follow: made here, too, where this is that stage. `stack`: the arguments, on
+/// other stages than the home.
+void OwnershipPass::follow(const OperatorCall& call, const ToldCall& told, const std::vector<at::Tensor>& views_of,
+                           torch::jit::Stack stack) {
+  Transfers& transfers = current_->transfers;
+  const auto is_away = [&](const at::Tensor& tensor) { return tensor.defined() && transfers.away(tensor) != nullptr; };
+  if (!at::GradMode::is_enabled() || std::ranges::none_of(views_of, is_away)) return;
+  std::vector<at::Tensor> views_here;
+  if (!stack.empty()) {
+    for (c10::IValue& argument : stack) {
+      std::vector<std::pair<size_t, at::Tensor>> used;
+      size_t item = 0;
+      for_each_tensor(argument, [&](const at::Tensor& tensor) {
+        const Transfers::Entry* const entry = tensor.defined() ? transfers.away(tensor) : nullptr;
+        if (entry != nullptr && entry->holder == stage_)
+          used.emplace_back(item, current_->pieces.cross(entry->used_as));
+        ++item;
+      });
+      for (const auto& [place, tensor] : used) replace(argument, place, tensor);
+    }
+    call.op.redispatchBoxed(call.keys, &stack);
+    views_here = tensors_of(stack);
+  }
+  const std::vector<at::Tensor> views = tensors_of(call.results());
+  const WithoutInterception own_operators;
+  size_t next = 0;
+  for (const ToldCall::Return& result : told.returns)
+    for (const ToldTensor& one : result.tensors) {
+      const at::Tensor& view = views[next];
+      const Transfers::Entry* const entry = transfers.away(views_of[one.shares_with]);
+      if (entry != nullptr && needs_gradient(view))
+        transfers.follow(view, Transfers::Entry(*entry), entry->holder == stage_ ? views_here[next] : at::Tensor());
+      ++next;
+    }
 }
 
 /// Results that are views: of the program's own tensors, as on other stages.
@@ -357,9 +420,20 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
     refuse_mixed(facts, told_now);
     told = tells ? &told_now : &told_.emplace(key, std::move(told_now)).first->second;
   }
-  if (facts.view_of >= 0 && !told->is_view()) visit(facts, home.stage);
-  // Not by next(call): the owner of a storage is asked for its bytes there.
-  if (told->is_view()) return call.op.redispatchBoxed(call.keys, &call.stack);
+  if (told->is_view()) {
+    const bool may_follow = current_->transfers.has_any() && at::GradMode::is_enabled();
+    torch::jit::Stack stack = may_follow ? call.arguments().vec() : torch::jit::Stack();
+    const std::vector<at::Tensor> views_of = tensors_of(stack);
+    // Not by next(call): the owner of a storage is asked for its bytes there.
+    call.op.redispatchBoxed(call.keys, &call.stack);
+    if (may_follow) follow(call, *told, views_of, std::move(stack));
+    return;
+  }
+  if (facts.view_of >= 0) {
+    visit(facts, home.stage);
+    for (const HomedArgument& one : homed)
+      if (is_needed(facts, one)) use(call, facts, one.tensor, one.home.stage, home.stage, next);
+  }
   const std::vector<c10::IValue> arguments = call.arguments().vec();
   const std::vector<at::Tensor> tensors = tensors_of(arguments);
   torch::jit::drop(call.stack, call.traits.arguments);

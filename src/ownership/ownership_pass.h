@@ -88,7 +88,12 @@ class OwnershipPass final : public Pass {
   void run_own(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed, const Home& home,
                const Next& next);
   std::vector<Replaced> bring(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed,
-                              const Next& next);
+                              bool uses, const Next& next);
+  bool is_view(const OperatorCall& call, const OperatorFacts& facts, const ToldCall* known, const Next& next);
+  static std::vector<at::Tensor> originals_of(c10::ArrayRef<c10::IValue> arguments,
+                                              const std::vector<Replaced>& replaced);
+  void follow(const OperatorCall& call, const ToldCall& told, const std::vector<at::Tensor>& views_of,
+              torch::jit::Stack stack);
   static void give_back(OperatorCall& call, const std::vector<Replaced>& replaced);
   void view_originals(OperatorCall& call, const ToldCall& told, const std::vector<Replaced>& replaced,
                       std::vector<c10::IValue> arguments);

@@ -148,6 +148,45 @@ OwnedProgram odd() {
           [](int m) { return Tensors{classes(m, {3, 6}, 20), classes(m + 50, {3, 6}, 20)}; }};
 }
 
+/// Views of a tensor that are made when the other stage has used it.
+struct Two : nn::Module {
+  nn::Linear a{register_module("a", nn::Linear(8, 8))}, b{register_module("b", nn::Linear(8, 8))};
+};
+OwnedProgram with_two(std::function<Tensor(Two&, const Tensor& x)> second) {
+  auto net = seeded<Two>();
+  return {net, second_has({"b"}),
+          [=](const Tensors& in, const OwnedProgram::Backward& backward) {
+            const Tensor loss = second(*net, torch::tanh(net->a(in[0]))).square().mean();
+            backward(loss);
+            return Tensors{loss};
+          },
+          [](int m) { return Tensors{numbers(m, {6, 8})}; }};
+}
+OwnedProgram views() {
+  return with_two([](Two& net, const Tensor& x) {
+    const Tensor y = torch::tanh(net.b(x)) * x;
+    const auto halves = (y + x.select(0, 1) * y.select(0, 3)).chunk(2, 1);
+    const auto of_x = x.chunk(2, 1);
+    return halves[0] * of_x[1] + halves[1] * of_x[0].view({3, 2, 4}).flatten(0, 1);
+  });
+}
+OwnedProgram copies() {
+  return with_two([](Two& net, const Tensor& x) {
+    const Tensor y = torch::tanh(net.b(x)) * x;
+    return net.b(y + x.t().reshape({6, 8}) + x);
+  });
+}
+
+/// A product has other bits where its memory is aligned otherwise.
+OwnedProgram unaligned() {
+  return with_two([](Two& net, const Tensor& x) {
+    const Tensor buffer = torch::zeros({7 * 8 + 1});
+    const Tensor view = buffer.slice(0, 1, 49).view({6, 8});
+    Tensor(view).copy_(x);
+    return net.b(view);
+  });
+}
+
 struct Case {
   const char* name;
   OwnedProgram (*make)();
@@ -171,7 +210,9 @@ TEST_P(Programs, HaveTheBitsOfOneProcess) {
 INSTANTIATE_TEST_SUITE_P(Each, Programs,
                          ::testing::Values(Case{"Mlp", mlp, {0, 1}}, Case{"Cnn", cnn, {0, 1}},
                                            Case{"Tied", tied, {0, 1, 0}}, Case{"Three", three, {0, 1, 2, 1, 2, 1, 0}},
-                                           Case{"Odd", odd, {0, 1, 0, 1}}),
+                                           Case{"Odd", odd, {0, 1, 0, 1}}, Case{"Views", views, {0, 1}},
+                                           Case{"Copies", copies, {0, 1, 0, 1}},
+                                           Case{"Unaligned", unaligned, {0, 1}}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
