@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "ownership/wire.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
 
@@ -85,6 +86,7 @@ std::string text_of(const MessageName& name) {
       return "an output of " + of_number;
     case MessageKind::kGradient:
     case MessageKind::kNoGradient:
+    case MessageKind::kStrides:
       return "a gradient of " + of_number;
     default:
       return "the end of the step";
@@ -131,8 +133,11 @@ void Mailbox::send_bytes(int stage, const MessageName& name, const std::string& 
 }
 
 void Mailbox::send_gradient(int stage, int64_t micro_batch, int64_t number, const at::Tensor& gradient) {
-  const MessageKind kind = gradient.defined() ? MessageKind::kGradient : MessageKind::kNoGradient;
-  send(stage, {micro_batch, number, kind, 0, ""}, 0, gradient);
+  if (!gradient.defined()) return send(stage, {micro_batch, number, MessageKind::kNoGradient, 0, ""}, 0, {});
+  const WithoutInterception own_operators;
+  const std::string strides = told_strides(layout_of(gradient));
+  if (!strides.empty()) send(stage, {micro_batch, number, MessageKind::kStrides, 0, ""}, 0, bytes_of(strides));
+  send(stage, {micro_batch, number, MessageKind::kGradient, 0, ""}, 0, packed(gradient));
 }
 
 void Mailbox::send_output(int stage, int64_t micro_batch, int64_t number, const at::Tensor& output) {
@@ -218,8 +223,8 @@ Letter Mailbox::receive(int stage, const MessageName& name, const at::Tensor& bu
                        " operators", kAdvice));
     post_.refuse(str(here(), "; stage ", stage, " has sent ", text_of(name_of(came)), kAdvice));
   }
-  if (!buffer.defined() || came.kind == MessageKind::kNoGradient) return letter;
-  if (!came.fits(buffer))
+  if (!buffer.defined()) return letter;
+  if (!came.fits(shape_text(buffer)))
     post_.refuse(str(here(), ", of ", shape_text(buffer), "; stage ", stage, " has sent ", came.shape, kAdvice));
   if (!letter.elements.is_same(bytes)) bytes.copy_(letter.elements);
   return letter;
@@ -231,9 +236,19 @@ std::string Mailbox::take_bytes(int stage, const MessageName& name) {
   return text_in(receive(stage, name, {}).elements);
 }
 
-bool Mailbox::take_gradient(int stage, int64_t micro_batch, int64_t number, const at::Tensor& buffer) {
+at::Tensor Mailbox::take_gradient(int stage, int64_t micro_batch, int64_t number, at::IntArrayRef sizes,
+                                  at::ScalarType dtype) {
+  const WithoutInterception own_operators;
   const MessageName name{micro_batch, number, MessageKind::kGradient, 0, ""};
-  return receive(stage, name, buffer).header.kind == MessageKind::kGradient;
+  const Letter letter = receive(stage, name, {});
+  if (letter.header.kind == MessageKind::kNoGradient) return {};
+  const auto strides = lane(stage).aside.extract(Key{MessageKind::kStrides, micro_batch, number});
+  const Layout layout = layout_from(sizes, dtype, strides.empty() ? "" : text_in(strides.mapped().elements));
+  const std::string shape = shape_text(dtype, {packed_numel(layout)});
+  if (!letter.header.fits(shape))
+    post_.refuse(str(wait_text(post_.stage(), name, stage), ", of ", shape, "; stage ", stage, " has sent ",
+                     letter.header.shape, kAdvice));
+  return unpacked(letter.elements.view(dtype), layout);
 }
 
 void Mailbox::take_output(int stage, int64_t micro_batch, int64_t number, const at::Tensor& buffer) {

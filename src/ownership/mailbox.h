@@ -59,11 +59,12 @@ class Mailbox final : private Post::Reader {
   void take(int stage, const MessageName& name, const at::Tensor& buffer);
   std::string take_bytes(int stage, const MessageName& name);
 
-  /// The gradient of the value `number` of a micro-batch that `stage` sent; undefined: there is none.
+  /// The gradient of the value `number` of a micro-batch that `stage` sent, of any strides; undefined: there is none.
+  /// Throws    Error(kUnsupported): it is sparse.
   void send_gradient(int stage, int64_t micro_batch, int64_t number, const at::Tensor& gradient);
-  /// Waits for the gradient of the value `number` that went to `stage`. False: there is none, and `buffer` is as it
-  /// was.
-  bool take_gradient(int stage, int64_t micro_batch, int64_t number, const at::Tensor& buffer);
+  /// Waits for the gradient, of `sizes` and `dtype`, of the value `number` that went to `stage`: with the strides that
+  /// it has there. Undefined: there is none.
+  at::Tensor take_gradient(int stage, int64_t micro_batch, int64_t number, at::IntArrayRef sizes, at::ScalarType dtype);
   /// Returned tensor `number` of a micro-batch.
   void send_output(int stage, int64_t micro_batch, int64_t number, const at::Tensor& output);
   void take_output(int stage, int64_t micro_batch, int64_t number, const at::Tensor& buffer);

@@ -1,6 +1,5 @@
 #include "trireme/ownership/ownership.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/ones_like.h>
 
 #include "ownership/mailbox.h"
@@ -65,8 +64,9 @@ class Ownership::Impl {
   void backward(const at::Tensor& root, const at::Tensor& gradient, const Scale& scale) {
     MicroBatch& now = current("backward");
     if (!root.requires_grad())
-      throw StateError("backward: the tensor needs no gradient; it has to come from the model's parameters, and not "
-                       "from under torch.no_grad()");
+      throw StateError(
+          "backward: the tensor needs no gradient; it has to come from the model's parameters, and not "
+          "from under torch.no_grad()");
     const Home* const home = pass_.homes().find(root);
     if (gradient.defined() ? gradient.sizes() != root.sizes() : root.numel() != 1)
       throw ShapeError(str("backward: a tensor of sizes ", root.sizes(), " needs a gradient of these sizes, got ",
@@ -94,9 +94,7 @@ class Ownership::Impl {
     const WithoutInterception own_operators;
     for (const ownership::TransferId& id : micro_batch.pieces.wanted(piece)) {
       const auto [sizes, dtype] = micro_batch.gradient_sizes.extract(id).mapped();
-      const at::Tensor gradient = at::empty(sizes, at::TensorOptions().dtype(dtype).device(device_));
-      const bool is_there = mailbox_.take_gradient(id.stage, micro_batch.number, id.number, gradient);
-      micro_batch.pieces.put(id, is_there ? gradient : at::Tensor());
+      micro_batch.pieces.put(id, mailbox_.take_gradient(id.stage, micro_batch.number, id.number, sizes, dtype));
     }
     ownership::Pieces::Roots roots = micro_batch.pieces.roots(piece);
     return {std::move(roots.edges), std::move(roots.gradients)};
@@ -105,8 +103,7 @@ class Ownership::Impl {
   void send_gradients(MicroBatch& micro_batch, int piece) {
     const WithoutInterception own_operators;
     for (const auto& [id, gradient] : micro_batch.pieces.take_gradients(piece))
-      mailbox_.send_gradient(id.stage, micro_batch.number, id.number,
-                             gradient.defined() ? gradient.contiguous() : gradient);
+      mailbox_.send_gradient(id.stage, micro_batch.number, id.number, gradient);
   }
 
   std::vector<at::Tensor> outputs(MicroBatch& micro_batch) {

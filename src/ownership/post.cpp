@@ -34,11 +34,12 @@ std::string_view cut_to(const char (&)[kRoom], std::string_view text) {
 
 void Header::set_op(const std::string& name) { cut_to(op, name).copy(op, sizeof(op)); }
 bool Header::has_op(const std::string& name) const { return cut_to(op, name) == op; }
-bool Header::fits(const at::Tensor& tensor) const { return cut_to(shape, shape_text(tensor)) == shape; }
+bool Header::fits(const std::string& text) const { return cut_to(shape, text) == shape; }
 uint64_t Header::own_checksum() const { return XXH3_64bits(this, offsetof(Header, checksum)); }
 
+std::string shape_text(at::ScalarType dtype, at::IntArrayRef sizes) { return str(dtype, " ", sizes); }
 std::string shape_text(const at::Tensor& tensor) {
-  return tensor.defined() ? str(tensor.scalar_type(), " ", tensor.sizes()) : "nothing";
+  return tensor.defined() ? shape_text(tensor.scalar_type(), tensor.sizes()) : "nothing";
 }
 
 at::Tensor as_bytes(const at::Tensor& elements) {

@@ -23,11 +23,12 @@ enum class MessageKind : uint8_t {
   kOutput,      ///< a tensor that the program returns
   kGradient,    ///< of a value
   kNoGradient,  ///< in its place
+  kStrides,     ///< of the gradient that follows, where it is not contiguous
   kTrace,       ///< the operators of a micro-batch, where two stages ran other ones
   kWaiting,     ///< the name of a message that the sender waits for
   kFinished,    ///< the sender has taken all that came of a step
 };
-inline constexpr size_t kMessageKinds = 10;
+inline constexpr size_t kMessageKinds = 11;
 
 /// What goes before the elements. Unused bytes are 0.
 struct Header {
@@ -47,12 +48,13 @@ struct Header {
 
   void set_op(const std::string& name);
   bool has_op(const std::string& name) const;
-  /// Whether `tensor` has the sizes and the dtype of the elements.
-  bool fits(const at::Tensor& tensor) const;
+  /// Whether the elements have the dtype and the sizes of this shape_text().
+  bool fits(const std::string& text) const;
   uint64_t own_checksum() const;
 };
 
 /// "Float [2, 3]".
+std::string shape_text(at::ScalarType dtype, at::IntArrayRef sizes);
 std::string shape_text(const at::Tensor& tensor);
 
 /// `elements`, contiguous, as a group takes them of any dtype.

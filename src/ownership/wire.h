@@ -4,6 +4,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
 namespace trireme::ownership {
 
 /// The elements that travel, contiguous; those that a stride of 0 repeats once. A copy.
@@ -18,5 +22,22 @@ struct Room {
 Room make_room(const at::Tensor& like);
 /// The tensor, once the buffer is filled.
 at::Tensor filled(const Room& room);
+
+/// How the elements of a tensor lie in memory, where nobody but who has the tensor knows it: of a gradient.
+struct Layout {
+  std::vector<int64_t> sizes = {}, strides = {};
+  at::ScalarType dtype = at::kFloat;
+  bool is_conjugated = false, is_negated = false;
+};
+/// Throws    Error(kUnsupported): it has no strides, as a sparse one.
+Layout layout_of(const at::Tensor& tensor);
+/// What of `layout` a contiguous tensor of the same sizes and dtype does not have; empty: nothing.
+std::string told_strides(const Layout& layout);
+/// Throws    CommError(kDiverged): other bytes.
+Layout layout_from(at::IntArrayRef sizes, at::ScalarType dtype, const std::string& told);
+/// How many elements packed() has of a tensor of this layout.
+int64_t packed_numel(const Layout& layout);
+/// The tensor of which `elements`, of its dtype, are packed(). May keep them as its memory.
+at::Tensor unpacked(const at::Tensor& elements, const Layout& layout);
 
 }  // namespace trireme::ownership

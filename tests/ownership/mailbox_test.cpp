@@ -132,11 +132,8 @@ TEST_P(AMailbox, KeepsWhatComesBeforeItIsDue) {
         mailbox.send_output(1, m, 5, one * (m + 20));
       }
       for (int64_t m = 1; m >= 0; --m) {
-        const at::Tensor gradient = at::zeros({3});
-        EXPECT_TRUE(mailbox.take_gradient(1, m, 1, gradient));
-        EXPECT_TRUE(at::equal(gradient, one * (m + 30)));
-        EXPECT_FALSE(mailbox.take_gradient(1, m, 0, gradient));
-        EXPECT_TRUE(at::equal(gradient, one * (m + 30)));  // as it was
+        EXPECT_TRUE(at::equal(mailbox.take_gradient(1, m, 1, {3}, at::kFloat), one * (m + 30)));
+        EXPECT_FALSE(mailbox.take_gradient(1, m, 0, {3}, at::kFloat).defined());
       }
       return mailbox.finish();
     }
@@ -178,15 +175,14 @@ TEST(AMailboxOfDevices, BringsElementsThatAreThere) {
       mailbox.take(0, value(0, 3, 6), buffer);
       EXPECT_TRUE(at::equal(buffer.cpu(), numbers * 2));
       mailbox.send_gradient(0, 0, 3, buffer);
-      mailbox.send_gradient(0, 0, 1, buffer * 2);
+      mailbox.send_gradient(0, 0, 1, (buffer * 2).view({3, 2}).t());
     }
     end_everywhere(mailbox, rank, 0);
     if (rank.id() == 0) {
-      const at::Tensor buffer = at::zeros({6}, device);
-      EXPECT_TRUE(mailbox.take_gradient(1, 0, 1, buffer));  // the second one that was sent
-      EXPECT_TRUE(at::equal(buffer.cpu(), numbers * 4));
-      EXPECT_TRUE(mailbox.take_gradient(1, 0, 3, buffer));
-      EXPECT_TRUE(at::equal(buffer.cpu(), numbers * 2));
+      const at::Tensor second = mailbox.take_gradient(1, 0, 1, {2, 3}, at::kFloat);
+      EXPECT_TRUE(at::equal(second.cpu(), (numbers * 4).view({3, 2}).t()));
+      EXPECT_EQ(second.strides(), (std::vector<int64_t>{1, 2}));
+      EXPECT_TRUE(at::equal(mailbox.take_gradient(1, 0, 3, {6}, at::kFloat).cpu(), numbers * 2));
     }
     mailbox.finish();
   });
