@@ -5,7 +5,6 @@ may give empty tensors.
 """
 import ast
 import collections.abc
-import copy
 import dataclasses
 import json
 
@@ -20,6 +19,7 @@ from .containers import rebuilt
 
 _ABSENT = object()
 _BUILTIN = {"list": list, "tuple": tuple, "dict": dict, "set": set, "frozenset": frozenset}
+_UNORDERED = ("set", "frozenset")
 
 
 class Description:
@@ -78,14 +78,52 @@ def agreed(call, args, kwargs, agenda):
         for what, value in of_ranks[0]["agenda"].items():
             if one["agenda"][what] != value:
                 raise StateError(f"{call}: {what} is {value!r} on rank 0 and {one['agenda'][what]!r} on rank {rank}; every rank runs the same program")
-    stages = ranks.get_pp_group()
-    text = of_ranks[stages[0]]["text"]
-    if all(of_ranks[rank]["text"] == text for rank in stages):
+    texts = [one["text"] for one in of_ranks]
+    for first, *others in state.topology.groups_along("pipe"):
+        for stage, rank in enumerate(others, 1):
+            if texts[rank] != texts[first]:
+                _refuse_unlike(call, json.loads(texts[first]), json.loads(texts[rank]), "the arguments", stage)
+    first, *others = ranks.get_pp_group()
+    if all(texts[rank] == texts[first] for rank in others):
         return args, kwargs
-    return _from_first(call, json.loads(text), (args, kwargs), described)
+    return _from_first(json.loads(texts[first]), (args, kwargs), described)
 
 
-def _from_first(call, written, own, described):
+def _refuse_unlike(call, written, other, path, stage):
+    """Raises StateError: the first rank has an object, or a container of a class, that a stage has no equal of. By
+    descriptions, so that every rank finds it."""
+    def refuse(what, fix):
+        raise StateError(f"{call}: {path} {what} on the first rank of the pipeline, and {_told_of(other)} on stage {stage}; {fix}")
+
+    if "object" in written:
+        if other is None or other.get("object") != written["object"]:
+            refuse(f"is a {written['object']}", "objects but for tensors, numbers, texts and containers of these are each rank's own: give every rank one of that class")
+    elif "kind" in written:
+        is_alike = other is not None and other.get("kind") == written["kind"]
+        if not is_alike and written["kind"] not in _BUILTIN:
+            refuse(f"is a {written['kind']}", "give every rank one of that class")
+        places = written.get("keys", range(len(written["items"])))
+        known = dict(zip(other.get("keys", range(len(other["items"]))), other["items"])) if is_alike and written["kind"] not in _UNORDERED else {}
+        for place, inner in zip(places, written["items"]):
+            if "keys" in written and place not in known and not _is_text(place):
+                refuse(f"has the key {place}", "use texts as keys, or give every rank that one")
+            _refuse_unlike(call, inner, known.get(place), f"{path}[{place}]", stage)
+
+
+def _told_of(written):
+    if written is None:
+        return "there is nothing"
+    if "value" in written:
+        return f"it is {written['value']!r:.40}"
+    return f"it is a {written.get('object') or written.get('kind') or 'tensor'}"
+
+
+def _is_text(key):
+    """Whether repr(key) is of a str."""
+    return key[0] in "'\""
+
+
+def _from_first(written, own, described):
     """The arguments of the pipeline's first rank. Collective over the pipeline."""
     sizes = [_Size.of(one["tensor"]) for one in _tensors_of(written)]
     is_first = ranks.pp_rank() == 0
@@ -94,7 +132,7 @@ def _from_first(call, written, own, described):
     if is_first:
         return own
     tensors = (size.tensor(part) for size, part in zip(sizes, payload.split([size.bytes for size in sizes])))
-    return _made(call, written, own, "the arguments", tensors)
+    return _made(written, own, tensors)
 
 
 def _tensors_of(written):
@@ -135,46 +173,31 @@ def _packed(tensors):
     return torch.cat([torch.empty(0, dtype=torch.uint8), *(part.cpu().contiguous().reshape(-1).view(torch.uint8) for part in parts)])
 
 
-def _made(call, written, own, path, tensors):
+def _made(written, own, tensors):
     """The first rank's value, of its description, the next of its `tensors`, and this rank's objects."""
     if "tensor" in written:
         return next(tensors)
     if "value" in written:
         return written["value"]
     if "object" in written:
-        if own is _ABSENT or _kind(own) != written["object"]:
-            raise StateError(f"{call}: {path} is a {written['object']} on the first rank of the pipeline and {_named(own)} on stage {ranks.pp_rank()}; objects but "
-                             "for tensors, numbers, texts and containers of these are each rank's own: give every rank one of that class")
         return own
-    kind = written["kind"]
-    is_alike = own is not _ABSENT and _kind(own) == kind
-    if not is_alike and kind not in _BUILTIN:
-        raise StateError(f"{call}: {path} is a {kind} on the first rank of the pipeline and {_named(own)} on stage {ranks.pp_rank()}; give every rank one of that class")
+    kind, is_alike = written["kind"], own is not _ABSENT and _kind(own) == written["kind"]
     if "keys" in written:
-        items = _made_items(call, written, own if is_alike else {}, path, tensors)
-        if not is_alike:
-            return items
-        kept = copy.copy(own)
-        for key in [key for key in own if key not in items]:
-            del kept[key]
-        return rebuilt(kept, items)
-    mine = list(own) if is_alike and kind not in ("set", "frozenset") else []
-    items = [_made(call, inner, mine[index] if index < len(mine) else _ABSENT, f"{path}[{index}]", tensors) for index, inner in enumerate(written["items"])]
+        return _made_dict(written, own if is_alike else {}, tensors)
+    mine = list(own) if is_alike and kind not in _UNORDERED else []
+    items = [_made(inner, mine[index] if index < len(mine) else _ABSENT, tensors) for index, inner in enumerate(written["items"])]
     return rebuilt(own, items) if is_alike else _BUILTIN[kind](items)
 
 
-def _made_items(call, written, own, path, tensors):
-    """{key: value} of a dict."""
+def _made_dict(written, own, tensors):
     mine, items = {repr(key): key for key in own}, {}
     for text, inner in zip(written["keys"], written["items"]):
-        if text in mine:
-            key = mine[text]
-        elif text[0] in "'\"":
-            key = ast.literal_eval(text)
-        else:
-            raise StateError(f"{call}: {path} has the key {text} on the first rank of the pipeline alone; use texts as keys, or give every rank that one")
-        items[key] = _made(call, inner, own.get(key, _ABSENT), f"{path}[{text}]", tensors)
-    return items
+        key = mine[text] if text in mine else ast.literal_eval(text)
+        items[key] = _made(inner, own.get(key, _ABSENT), tensors)
+    kept = rebuilt(own, {})
+    for key in [key for key in own if key not in items]:
+        del kept[key]
+    return rebuilt(kept, items)
 
 
 def _is_dense(value):
@@ -185,6 +208,3 @@ def _kind(value):
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
-
-def _named(value):
-    return "nothing" if value is _ABSENT else f"a {_kind(value)}"
