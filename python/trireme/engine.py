@@ -281,17 +281,6 @@ class Engine(ModelFiles, torch.nn.Module):
         """While it lasts, the program's optimizer steps where the library does."""
         return self.client_steps.calling() if self.client_steps is not None else contextlib.nullcontext()
 
-    @contextlib.contextmanager
-    def _telling_the_end(self):
-        """A program's own exception that ends the engine says so in a note; the library's errors do in their text."""
-        was_intact = not self.core.failure
-        try:
-            yield
-        except Exception as error:
-            if was_intact and self.core.failure and "This engine is spent" not in str(error) and hasattr(error, "add_note"):
-                error.add_note(f"This engine is spent: {self.anew}, and load a checkpoint")
-            raise
-
     def _follow_step(self, applied, lr_kwargs=None):
         """After a step: optimizer and schedule go on. `applied`: whether the weights changed; None: a device has not
         told."""

@@ -14,7 +14,7 @@ import copy, functools, gc, multiprocessing.spawn
 import warnings
 warnings.simplefilter("ignore")  # of names that are read for the comparison alone
 import torch, torch._dynamo, torch._dynamo.trace_rules, torch.distributed.fsdp, torch.distributed.checkpoint.state_dict, torch.distributed._composable.fsdp
-import torch.distributed.tensor, torch.distributed.fsdp.sharded_grad_scaler, accelerate, transformers.masking_utils
+import torch.distributed.tensor, torch.distributed.fsdp.sharded_grad_scaler, torch.utils.flop_counter, accelerate, transformers.masking_utils
 from torch import nn
 from torch.nn import functional as F
 from attributes import Attributes
@@ -23,7 +23,7 @@ for kind in (torch.optim.AdamW, torch.optim.SGD):
     kind([nn.Parameter(torch.zeros(1))]).step()
 PACKAGES = ("torch", "accelerate", "transformers", "multiprocessing")
 OWN = ("torch.distributed.distributed_c10d.", "torch.jit._builtins._builtin_table", "torch.utils.hooks.RemovableHandle.next_id")
-CALLS = ("._dir", "_lazy_seed_tracker.call_order")  # of torch.ops, what was read; seeds of devices that are not there
+CALLS = ("._dir", "simple_registry.singleton._data", "_lazy_seed_tracker.call_order")  # operators, what was read; seeds of devices that are not there
 start = Attributes(*PACKAGES)
 
 def changed():
@@ -87,6 +87,18 @@ def train_sharded():
     nn.utils.clip_grad_norm_(net.parameters(), 1.0)
     optimizer.step()
     return net, optimizer
+
+def train_stages():
+    smp = trireme.smp
+    smp.init({"partitions": 2})
+    model = smp.DistributedModel(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1)))
+    optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
+    @smp.step
+    def train_step(x):
+        model(x).sum().backward()
+    train_step(torch.ones(2, 4))
+    optimizer.step()
+    return model, optimizer, train_step
 """
 
 
@@ -94,7 +106,7 @@ class Patches(Case):
     def test_an_import_changes_nothing_and_what_features_change_has_a_row_and_comes_off_again(self):
         self.write("later.py", "from accelerate.utils import load_fsdp_model\nfrom torch.autograd import grad\n")
         result = self.on_ranks(2, _PRELUDE + """
-import trireme, trireme.fsdp, trireme.pipe, trireme.as_fsdp, trireme.as_deepspeed
+import trireme, trireme.fsdp, trireme.pipe, trireme.smp, trireme.as_fsdp, trireme.as_deepspeed
 from trireme import patches
 result = {"imports": list(changed()), "rooms at import": list(patches.applied())}
 """ + _FEATURES + """
@@ -106,6 +118,7 @@ trireme.as_fsdp.install()
 trireme.as_deepspeed.install()
 import deepspeed.zero, later
 net, optimizer = train_sharded()
+of_stages = train_stages()
 result["of all"] = without_row() + without_change()
 result["left out"] = sorted(set(patches.ROOMS) - set(patches.applied()))
 try:
@@ -114,7 +127,7 @@ except trireme.errors.StateError as error:
     result["alive"] = str(error)
 for one in trireme.ranks.living():
     one.destroy()
-del one, engine, net, optimizer
+del one, engine, net, optimizer, of_stages
 patches.remove_all()
 gc.collect()
 result["left"], result["rows left"] = list(changed()), list(patches.applied())

@@ -1,4 +1,4 @@
-"""What programs do with smp's step functions, models and optimizers, and what is refused by name."""
+"""Programs of smp's step functions, models and optimizers, and what is refused by name."""
 from harness import RankServer, main
 from smp_programs import Case
 

@@ -1,5 +1,5 @@
-"""Programs under smp's names, which tests run on one process and on several: models, their steps, and what they give bit
-by bit."""
+"""Programs under smp's names, which tests run on one process and on several: models, their steps, and what they give
+bit by bit."""
 import harness
 
 PRELUDE = """
@@ -113,7 +113,7 @@ PRELUDE = """
 
 class Case(harness.Case):
     def ran(self, ranks, text, **options):
-        """What a program that begins with PRELUDE leaves in `result` on rank 0."""
+        """The `result` on rank 0 of a program that begins with PRELUDE."""
         return self.on_ranks(ranks, PRELUDE + text, **options)
 
     def assert_bits_of_one_process(self, text, stages=2):

@@ -6,6 +6,7 @@ from .._native import core
 from ..activations import wholes
 from ..engine import Engine
 from ..errors import StateError, UnsupportedError
+from ..watch import ended
 from . import ranks
 from .config import state
 from .trace import homed_tensors
@@ -72,7 +73,7 @@ class StepEngine(Engine):
         stage. Collective."""
         self._refuse_outside("smp.step")
         self._has_backward = False
-        with self._telling_the_end():
+        with ended.telling(self):
             outputs = self.core.step(micro_batches, program)
         self._counted = self.core.gradient_count
         if self._has_backward:
@@ -99,7 +100,7 @@ class StepEngine(Engine):
 
     def step(self, lr_kwargs=None):
         changes = self._changes()
-        with self._stepping(), self._telling_the_end():
+        with self._stepping(), ended.telling(self):
             applied = self.core.update(changes)
         self._follow_step(applied, lr_kwargs)
         self._pending, self._counted, self._has_standing = 0, self.core.gradient_count, True

@@ -155,7 +155,7 @@ class _Size:
 
     @property
     def bytes(self):
-        """Of its elements."""
+        """The size of its elements."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def tensor(self, part):

@@ -1,4 +1,4 @@
-"""What programs call of torch inside of a step function, where the library runs backward passes later and tensors are on
+"""Names of torch that programs call inside of a step function, where backward passes run later and tensors are on
 stages."""
 import torch
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other beside steps: barriers, and bytes of a pipeline's first rank."""
+"""Messages of ranks beside steps: barriers, and bytes of a pipeline's first rank."""
 import torch.distributed as dist
 
 from . import ranks

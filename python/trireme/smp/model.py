@@ -201,7 +201,8 @@ class DistributedModel(torch.nn.Module):
         engine = self.engine(call)
         return ((name, tensor) for name, tensor in named if engine.homes.get(name, engine.stage) == engine.stage)
 
-    # --- what is not there yet, or the module's with one stage ---------------------------------------------------------
+    # --- what is not there yet, or the module's with one stage
+    # ---------------------------------------------------------
 
     state_dict, load_state_dict = _of_one_stage("state_dict"), _of_one_stage("load_state_dict")
     local_state_dict = _later("local_state_dict", "local_named_parameters() and local_named_buffers() have its tensors")

@@ -1,4 +1,4 @@
-"""What a program has made of smp's names, its model and its optimizer, and the step function that runs."""
+"""The model and the optimizer that a program has made of smp's names, and the step function that runs."""
 import contextlib
 import dataclasses
 import gc

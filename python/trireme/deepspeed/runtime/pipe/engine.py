@@ -8,6 +8,7 @@ from .... import config as configs
 from ...._native import core
 from ....activations import eager
 from ....errors import ConfigError, PipelineError, StateError, UnsupportedError
+from ....watch import ended
 from ... import autotp, checkpointing
 from ...engine import DeepSpeedEngine
 from ...missing import names_of
@@ -156,7 +157,7 @@ class PipelineEngine(DeepSpeedEngine):
         self.module.train()
         self._additional.clear()
         changes = self._changes()
-        with self._stepping(), self._telling_the_end():
+        with self._stepping(), ended.telling(self):
             loss, applied = self.core.train_batch(self._next_batch, changes)
         self._follow_step(applied)
         self._gather_additional_losses()
@@ -191,7 +192,7 @@ class PipelineEngine(DeepSpeedEngine):
         self.module.eval()
         self._losses.clear()
         try:
-            with self._telling_the_end():
+            with ended.telling(self):
                 mean, outputs = self.core.eval_batch(self._next_batch, num_micro_batches, compute_loss, return_logits or not compute_loss)
         finally:
             self._batches = before
