@@ -401,6 +401,9 @@ class StepEngine(EngineBase):
     def step(self, micro_batches: int, program: Callable[[int], Sequence[Tensor]]) -> list[list[Tensor]]:
         """Runs `program` for each micro-batch: what it returned, detached, with its numbers on every stage."""
     def backward(self, root: Tensor, gradient: Tensor | None = None) -> None: ...
+    def enter(self, stage: int) -> None:
+        """Until leave(), operators of activations without parameters run on `stage`."""
+    def leave(self) -> None: ...
     def move(self, tensor: Tensor, stage: int) -> Tensor: ...
     def update(self, changes: Sequence[tuple[int, Mapping[str, Any]]]) -> bool | None:
         """The optimizer's step, with the hyperparameters that changed: whether the weights changed, None where a device has not told."""

@@ -98,7 +98,7 @@ HomedArguments Homes::arguments_of(const OperatorCall& call) {
   return found;
 }
 
-std::optional<Home> home_of(const OperatorFacts& facts, const HomedArguments& arguments) {
+std::optional<Home> home_of(const OperatorFacts& facts, const HomedArguments& arguments, std::optional<int> entered) {
   const HomedArgument* written = nullptr;
   const HomedArgument* parameter = nullptr;
   const HomedArgument* activation = nullptr;  // the last born
@@ -132,6 +132,7 @@ std::optional<Home> home_of(const OperatorFacts& facts, const HomedArguments& ar
       activation->tensor.numel() > parameter->tensor.numel())
     return home_at(*activation);
   if (parameter != nullptr) return home_at(*parameter);
+  if (activation != nullptr && entered) return Home{*entered, false, activation->home.born};
   if (activation != nullptr) return home_at(*activation);
   return std::nullopt;
 }

@@ -55,7 +55,9 @@ class Homes {
 };
 
 /// The stage that runs a call with these arguments, by the first rule that holds; nothing: every stage runs it.
+/// `entered`: the stage of the module that the call is in, where activations are computed without parameters.
 /// Throws    Error(kUnsupported): it writes tensors of two stages; it cuts a view by values of another tensor.
-std::optional<Home> home_of(const OperatorFacts& facts, const HomedArguments& arguments);
+std::optional<Home> home_of(const OperatorFacts& facts, const HomedArguments& arguments,
+                            std::optional<int> entered = {});
 
 }  // namespace trireme::ownership

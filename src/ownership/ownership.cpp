@@ -23,6 +23,7 @@ class Ownership::Impl {
         pass_(group_->rank(), group_->size(), device, mailbox_),
         scope_(InterceptScope::Watch::kWrites, &pass_) {}
 
+  ownership::OwnershipPass& pass() { return pass_; }
   int stage() const { return group_->rank(); }
   int stages() const { return group_->size(); }
 
@@ -182,6 +183,11 @@ void Ownership::backward(const at::Tensor& root, const at::Tensor& gradient, con
   impl_->backward(root, gradient, scale);
 }
 bool Ownership::has_root(const MicroBatch& micro_batch) const { return micro_batch.has_root; }
+void Ownership::enter(int stage) {
+  if (stage < 0 || stage >= stages()) throw ConfigError(str("stage ", stage, ": there are 0 to ", stages() - 1));
+  impl_->pass().enter(stage);
+}
+void Ownership::leave() { impl_->pass().leave(); }
 at::Tensor Ownership::move(const at::Tensor& tensor, int stage) { return impl_->move(tensor, stage); }
 void Ownership::end_forward(const std::vector<at::Tensor>& results) { impl_->end_forward(results); }
 int Ownership::pieces(const MicroBatch& micro_batch) const { return impl_->pieces(micro_batch); }

@@ -112,7 +112,7 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
   ++now.position;
   const OperatorFacts& facts = facts_of(call);
   const HomedArguments homed = homes_.arguments_of(call);
-  std::optional<Home> home = home_of(facts, homed);
+  std::optional<Home> home = home_of(facts, homed, entered_.empty() ? std::nullopt : std::optional(entered_.back()));
   if (home && forced_) home->stage = *forced_;
   if (!home) return run_replicated(call, facts, homed, next);
   if (facts.view_of < 0) visit(facts, home->stage);

@@ -62,7 +62,15 @@ class OwnershipPass final : public Pass {
 
   Homes& homes() { return homes_; }
   MicroBatch* current() const { return current_; }
-  void set_current(MicroBatch* micro_batch) { current_ = micro_batch; }
+  void set_current(MicroBatch* micro_batch) {
+    current_ = micro_batch;
+    entered_.clear();
+  }
+  /// Until leave(), what has no parameters is computed on `stage`.
+  void enter(int stage) { entered_.push_back(stage); }
+  void leave() {
+    if (!entered_.empty()) entered_.pop_back();
+  }
   /// `tensor` on `stage`; see Ownership::move().
   at::Tensor move(const at::Tensor& tensor, int stage);
   const OwnershipCounters& counters() const { return counters_; }
@@ -125,6 +133,7 @@ class OwnershipPass final : public Pass {
   ToldCalls told_;
   std::unordered_map<c10::OperatorHandle, OperatorFacts> facts_;
   MicroBatch* current_ = nullptr;
+  std::vector<int> entered_;   ///< stages of the modules around the operator
   std::optional<int> forced_;  ///< the home of the call that move() makes
   OwnershipCounters counters_;
 };

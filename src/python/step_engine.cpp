@@ -104,6 +104,9 @@ void bind_step_engine(py::module_& module) {
       .def(
           "move", [](OwnedEngine& self, const at::Tensor& tensor, int stage) { return self.move(tensor, stage); },
           py::arg("tensor"), py::arg("stage"), WithoutGil())
+      .def(
+          "enter", [](OwnedEngine& self, int stage) { self.enter(stage); }, py::arg("stage"))
+      .def("leave", [](OwnedEngine& self) { self.leave(); })
       .def("update", &update, py::arg("changes"))
       .def("set_optimizer", &set_optimizer, py::arg("config"), py::arg("groups"), py::arg("make_client"))
       .def("divide_gradients_by", [](OwnedEngine& self, std::optional<int64_t> divisor) { self.divide_gradients_by(divisor); },

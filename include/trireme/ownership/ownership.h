@@ -94,6 +94,10 @@ class Ownership {
   /// Throws    StateError: it needs no gradient. ShapeError: it needs a `gradient` of its sizes.
   using Scale = std::function<at::Tensor(const at::Tensor&)>;
   void backward(const at::Tensor& root, const at::Tensor& gradient = {}, const Scale& scale = {});
+  /// Between enter() and leave(), which nest, operators of activations without parameters run on `stage`: what a module
+  /// of that stage does before its first parameter, so that one tensor crosses in place of several.
+  void enter(int stage);
+  void leave();
   /// `tensor`, with its numbers on `stage`; itself where it has no home or is there.
   at::Tensor move(const at::Tensor& tensor, int stage);
   /// The last call of a forward pass: `results` go from their stages to all, where outputs() has them, and the other

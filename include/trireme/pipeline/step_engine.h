@@ -63,6 +63,9 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
   void set_optimizer(const OptimizerChoice& choice) { training().set_optimizer(choice); }
   /// As TrainStep::divide_gradients_by().
   void divide_gradients_by(std::optional<int64_t> divisor) { training().step().divide_gradients_by(divisor); }
+  /// As Ownership's.
+  void enter(int stage) { ownership->enter(stage); }
+  void leave() { ownership->leave(); }
   /// `tensor`, with its numbers on `stage`: before a layer's first operators that have no parameters, so that one tensor
   /// crosses in place of several. Inside of a step.
   at::Tensor move(const at::Tensor& tensor, int stage) { return ownership->move(tensor, stage); }

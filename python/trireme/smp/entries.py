@@ -1,11 +1,6 @@
-"""Where modules begin: what comes from another stage is moved to the module's before its first operator, so that one
+"""Where modules begin and end: what a module of one stage does before its first parameter is computed there, so that one
 tensor crosses in place of several."""
-import collections.abc
-
-import torch
-
 from . import program
-from .containers import rebuilt
 
 
 def outermost(module, homes):
@@ -21,29 +16,19 @@ def outermost(module, homes):
 
 
 def watch(module, engine):
-    """Modules of `module` move their arguments from here on, inside of step functions."""
+    """From here on, inside of step functions, what a module of one stage computes without parameters is computed there.
+    """
+    core = engine.core
     modules = dict(module.named_modules(remove_duplicate=False))
+
+    def leave(*_):
+        if program.running() is not None:
+            core.leave()
+
     for name, stage in outermost(module, engine.homes).items():
-        modules[name].register_forward_pre_hook(_mover(engine.core, stage), with_kwargs=True)
+        def enter(*_, stage=stage):
+            if program.running() is not None:
+                core.enter(stage)
 
-
-def _mover(core, stage):
-    def move(_module, args, kwargs):
-        if program.running() is None:
-            return None
-        return _moved(core, args, stage), _moved(core, kwargs, stage)
-
-    return move
-
-
-def _moved(core, value, stage):
-    """`value` with its tensors on `stage`; the same object where none moves."""
-    if isinstance(value, torch.Tensor):
-        return value if core.home_of(value) in (None, stage) else core.move(value, stage)
-    if isinstance(value, collections.abc.MutableMapping):
-        moved = {key: _moved(core, inner, stage) for key, inner in value.items()}
-        return value if all(moved[key] is inner for key, inner in value.items()) else rebuilt(value, moved)
-    if isinstance(value, (list, tuple)):
-        moved = [_moved(core, inner, stage) for inner in value]
-        return value if all(one is inner for one, inner in zip(moved, value)) else rebuilt(value, moved)
-    return value
+        modules[name].register_forward_pre_hook(enter, prepend=True)
+        modules[name].register_forward_hook(leave, always_call=True)

@@ -89,10 +89,25 @@ def cut(module, found, limit_bytes):
     if cfg.partition_method == "tree":
         stages = _by_tree(module, found, costs)
     else:
-        atoms = [(atom.name, cost, atom.bytes(cfg.active_microbatches), atom.crossing_bytes) for atom, cost in zip(found.atoms, costs)]
-        bounds = core.ordered_partition(atoms, cfg.pipeline_parallel_degree, limit_bytes)
-        stages = [stage for stage in range(cfg.pipeline_parallel_degree) for _ in range(bounds[stage], bounds[stage + 1])]
+        stages = _in_order(found.atoms, costs, limit_bytes)
     return {tensor: stage for atom, stage in zip(found.atoms, stages) for tensor in atom.tensors}
+
+
+def _in_order(atoms, costs, limit_bytes):
+    """The stage of each atom by the ordered cut, between atoms that the program leaves for good where there are enough:
+    stages that come back to each other do not run ahead."""
+    cfg = state.cfg
+    groups = [[]]
+    for index, atom in enumerate(atoms):
+        groups[-1].append(index)
+        if atom.is_left_for_good and index + 1 < len(atoms):
+            groups.append([])
+    if len(groups) < cfg.pipeline_parallel_degree:
+        groups = [[index] for index in range(len(atoms))]
+    joined = [(" and ".join(dict.fromkeys(atoms[index].name for index in group)), sum(costs[index] for index in group),
+               sum(atoms[index].bytes(cfg.active_microbatches) for index in group), atoms[group[-1]].crossing_bytes) for group in groups]
+    bounds = core.ordered_partition(joined, cfg.pipeline_parallel_degree, limit_bytes)
+    return [stage for stage in range(cfg.pipeline_parallel_degree) for group in groups[bounds[stage]:bounds[stage + 1]] for _ in group]
 
 
 def _by_tree(module, found, costs):

@@ -46,6 +46,7 @@ class Atom:
     moved_bytes: int = 0  # of operators without a count of FLOPs, mostly those by element
     output_bytes: int = 0  # of all results that are new, per micro-batch
     crossing_bytes: int = 0  # what later atoms need of this one and those before, or the other way round
+    is_left_for_good: bool = True  # nothing is computed with it, or those before, after a later atom
 
     @property
     def name(self):
@@ -198,6 +199,7 @@ class _Recorder(TorchDispatchMode):
         self._is_parameter = {name: isinstance(tensor, torch.nn.Parameter) for name, tensor in tensors.items()}
         self._atoms, self._atom_of, self._first_of = [], {}, {}  # by name of a tensor, of a module
         self._values, self._count = {}, 0
+        self._furthest = 0  # the latest atom that an operator has counted for
         self._entered = []  # atoms of the modules that surround the operator
         self._is_counted = True  # False: within an operator that is counted as one
 
@@ -244,6 +246,7 @@ class _Recorder(TorchDispatchMode):
             atom = self._entered[-1] if self._entered else max(values, key=lambda value: value.born).atom
         else:
             return result
+        self._reach(atom)
         for argument, key in zip(arguments, keys):
             if key in self._values:
                 value = self._values[key]
@@ -258,6 +261,13 @@ class _Recorder(TorchDispatchMode):
             if key not in self._names and key not in self._values:
                 self._values[key] = _Value(output.untyped_storage(), atom, self._count)
         return result
+
+    def _reach(self, atom):
+        """An operator of `atom`. Where it comes after one of a later atom, a stage that ended in between would need
+        that stage's forward pass."""
+        for passed in self._atoms[atom:self._furthest]:
+            passed.is_left_for_good = False
+        self._furthest = max(self._furthest, atom)
 
     def finish(self):
         """The atoms, with what crosses behind each."""
