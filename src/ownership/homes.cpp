@@ -79,21 +79,44 @@ const Home* Homes::find(const at::Tensor& tensor) {
       tensor.defined() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
   if (storage == nullptr) return nullptr;
   if (const Home* const home = remote_home(*storage)) return home;
-  return table_.find(storage);
+  const auto found = table_.find(storage);
+  return found != table_.end() ? &found->second.home : nullptr;
+}
+
+void Homes::set(const c10::Storage& storage, const Home& home) {
+  if (table_.size() >= sweep_at_) sweep();
+  const auto [entry, is_new] =
+      table_.emplace(storage.unsafeGetStorageImpl(), Entry{.storage = storage.getWeakStorageImpl(), .home = home});
+  if (!is_new) entry->second.home = home;
+}
+
+void Homes::sweep() {
+  decltype(table_) living;
+  for (auto& [storage, entry] : table_)
+    if (!entry.storage.expired()) living.emplace(storage, std::move(entry));
+  table_ = std::move(living);
+  sweep_at_ = std::max(kSweepAt, 2 * table_.size());
 }
 
 HomedArguments Homes::arguments_of(const OperatorCall& call) {
   HomedArguments found;
   const auto arguments = call.arguments();
+  const auto add = [&](size_t argument, size_t item, const at::Tensor& tensor) {
+    if (const Home* const home = find(tensor))
+      found.push_back({argument, item, &tensor, *home});
+    else
+      found.has_others = found.has_others || tensor.defined();
+  };
   for (size_t i = 0; i < arguments.size(); ++i) {
-    size_t item = 0;
-    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
-      if (const Home* const home = find(tensor))
-        found.push_back({i, item, tensor, *home});
-      else
-        found.has_others = found.has_others || tensor.defined();
-      ++item;
-    });
+    if (arguments[i].isTensor()) {
+      add(i, 0, arguments[i].toTensor());
+    } else if (arguments[i].isList()) {
+      size_t item = 0;
+      for (const c10::IValue& value : arguments[i].toListRef()) {
+        if (!value.isTensor() && !value.isNone()) break;
+        if (value.isTensor()) add(i, item++, value.toTensor());
+      }
+    }
   }
   return found;
 }
@@ -129,7 +152,7 @@ std::optional<Home> home_of(const OperatorFacts& facts, const HomedArguments& ar
   if (written != nullptr) return written->home;
   if (facts.view_of >= 0) return viewed != nullptr ? std::optional(viewed->home) : std::nullopt;
   if (parameter != nullptr && activation != nullptr && facts.is_each &&
-      activation->tensor.numel() > parameter->tensor.numel())
+      activation->tensor->numel() > parameter->tensor->numel())
     return home_at(*activation);
   if (parameter != nullptr) return home_at(*parameter);
   if (activation != nullptr && entered) return Home{*entered, false, activation->home.born};

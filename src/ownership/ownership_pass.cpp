@@ -188,8 +188,11 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   const bool tells = !is_complete || tells_each(facts, call);
   const auto known = tells ? told_.end() : told_.find(key);
   const bool uses = facts.view_of < 0 || !is_view(call, facts, known != told_.end() ? &known->second : nullptr, next);
-  const std::vector<Replaced> replaced = bring(call, facts, homed, uses, next);
-  const std::vector<c10::IValue> arguments = call.arguments().vec();
+  const Replacements replaced = bring(call, facts, homed, uses, next);
+  const ArgumentTensors tensors(call.arguments());
+  const bool may_follow = current_->transfers.has_any() && at::GradMode::is_enabled();
+  std::vector<c10::IValue> arguments;
+  if (!replaced.empty() || facts.written != 0 || may_follow) arguments = call.arguments().vec();
 
   const bool reads_sizes_of_others =
       facts.view_of >= 0 && std::ranges::any_of(homed, [&](const HomedArgument& one) { return one.home.stage != stage_; });
@@ -204,12 +207,12 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   const ToldCall* told = nullptr;
   if (known != told_.end()) {
     told = &known->second;
-    if (!holds(*told, arguments, call.results()))
-      throw StateError(str("smp: ", facts.name, " had results ", told_of(facts.name, arguments, call.results()).text(),
+    if (!holds(*told, tensors, call.results()))
+      throw StateError(str("smp: ", facts.name, " had results ", told_of(facts.name, tensors, call.results()).text(),
                            " where the same call had ", told->text(),
                            " before: their sizes depend on values, and the operator does not say so"));
   } else {
-    told_now = told_of(facts.name, arguments, call.results());
+    told_now = told_of(facts.name, tensors, call.results());
     refuse_mixed(facts, told_now);
     tell(facts, told_now);
     told = tells ? &told_now : &told_.emplace(key, std::move(told_now)).first->second;
@@ -217,8 +220,9 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   if (facts.view_of >= 0 && !told->is_view()) visit(facts, stage_);
   if (told->is_view()) {
     const std::vector<at::Tensor> views_of = originals_of(arguments, replaced);
-    if (!replaced.empty()) view_originals(call, *told, replaced, arguments);
-    return follow(call, *told, views_of, {});
+    if (!replaced.empty()) view_originals(call, *told, replaced, std::move(arguments));
+    if (may_follow) follow(call, *told, views_of, {});
+    return;
   }
   give_back(call, replaced);
   note_results(call, *told, home);
@@ -227,27 +231,34 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
 
 /// Puts what the operator needs in place of its arguments: tensors of other stages come here, and what is of an earlier
 /// piece has a stand-in in this one.
-std::vector<OwnershipPass::Replaced> OwnershipPass::bring(OperatorCall& call, const OperatorFacts& facts,
-                                                          const HomedArguments& homed, bool uses, const Next& next) {
+OwnershipPass::Replacements OwnershipPass::bring(OperatorCall& call, const OperatorFacts& facts,
+                                                 const HomedArguments& homed, bool uses, const Next& next) {
   Pieces& pieces = current_->pieces;
-  std::vector<Replaced> replaced;
-  for (const HomedArgument& one : homed) {
+  c10::SmallVector<at::Tensor, 4> used(homed.size());  // undefined: the argument as it is
+  for (size_t i = 0; uses && i < homed.size(); ++i) {
+    const HomedArgument& one = homed[i];
     if (!is_needed(facts, one)) continue;
-    if (is_written(call, one)) {
-      use(call, facts, with_base(one.tensor), one.home.stage, stage_, next);
-      continue;
-    }
-    const at::Tensor used = uses ? use(call, facts, one.tensor, one.home.stage, stage_, next) : one.tensor;
+    if (is_written(call, one))
+      use(call, facts, with_base(*one.tensor), one.home.stage, stage_, next);
+    else
+      used[i] = use(call, facts, *one.tensor, one.home.stage, stage_, next);
+  }
+  Replacements replaced;
+  for (size_t i = 0; i < homed.size(); ++i) {
+    const HomedArgument& one = homed[i];
+    if (!is_needed(facts, one) || is_written(call, one)) continue;
+    const at::Tensor& here = used[i].defined() ? used[i] : *one.tensor;
+    at::Tensor crossed = pieces.is_here(here) ? used[i] : pieces.cross(here);
+    if (!crossed.defined() || crossed.is_same(*one.tensor)) continue;
     replaced.push_back({.argument = one.argument,
                         .item = one.item,
-                        .original = one.tensor,
-                        .used = used,
+                        .original = *one.tensor,
+                        .used = std::move(crossed),
                         .is_received = one.home.stage != stage_});
   }
-  for (Replaced& one : replaced) one.used = pieces.cross(one.used);
-  for (const HomedArgument& one : homed)
-    if (is_written(call, one)) pieces.begin_write(one.tensor);
-  std::erase_if(replaced, [](const Replaced& one) { return one.used.is_same(one.original); });
+  if (facts.written != 0)
+    for (const HomedArgument& one : homed)
+      if (is_written(call, one)) pieces.begin_write(*one.tensor);
   for (const Replaced& one : replaced)
     replace(call.stack[call.stack.size() - call.traits.arguments + one.argument], one.item, one.used);
   return replaced;
@@ -264,7 +275,7 @@ bool OwnershipPass::is_needed(const OperatorFacts& facts, const HomedArgument& o
 }
 
 /// The program's own tensors in place of those that stood for them among the results.
-void OwnershipPass::give_back(OperatorCall& call, const std::vector<Replaced>& replaced) {
+void OwnershipPass::give_back(OperatorCall& call, const Replacements& replaced) {
   if (replaced.empty()) return;
   const size_t count = call.results().size();
   for (size_t i = 0; i < count; ++i) {
@@ -288,13 +299,13 @@ bool OwnershipPass::is_view(const OperatorCall& call, const OperatorFacts& facts
   const c10::IValue& viewed = call.arguments()[facts.view_of];
   if (!viewed.isTensor() || current_->transfers.away(viewed.toTensor()) == nullptr) return true;
   torch::jit::Stack tried = call.arguments().vec();
-  const std::vector<c10::IValue> arguments = tried;
+  const ArgumentTensors arguments(tried);
   next.run(call, [&] { call.op.callBoxed(tried); });
   return told_of(facts.name, arguments, tried).is_view();
 }
 
 std::vector<at::Tensor> OwnershipPass::originals_of(c10::ArrayRef<c10::IValue> arguments,
-                                                    const std::vector<Replaced>& replaced) {
+                                                    const Replacements& replaced) {
   std::vector<at::Tensor> tensors = tensors_of(arguments);
   for (at::Tensor& tensor : tensors)
     for (const Replaced& one : replaced)
@@ -339,7 +350,7 @@ void OwnershipPass::follow(const OperatorCall& call, const ToldCall& told, const
 }
 
 /// Results that are views: of the program's own tensors, as on other stages.
-void OwnershipPass::view_originals(OperatorCall& call, const ToldCall& told, const std::vector<Replaced>& replaced,
+void OwnershipPass::view_originals(OperatorCall& call, const ToldCall& told, const Replacements& replaced,
                                    std::vector<c10::IValue> arguments) {
   const std::vector<at::Tensor> views_of_used = tensors_of(call.results()), used = tensors_of(arguments);
   torch::jit::drop(call.stack, call.results().size());
@@ -402,7 +413,7 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
   note(facts, key, home.stage);
   for (const HomedArgument& one : homed)
     if (facts.view_of < 0)
-      use(call, facts, is_written(call, one) ? with_base(one.tensor) : one.tensor, one.home.stage, home.stage, next);
+      use(call, facts, is_written(call, one) ? with_base(*one.tensor) : *one.tensor, one.home.stage, home.stage, next);
   if (facts.reads_nothing) return call.op.redispatchBoxed(call.keys, &call.stack);
   if (facts.gives_values) {
     std::vector<c10::IValue> values = hear_values(facts, home.stage);
@@ -432,7 +443,7 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
   if (facts.view_of >= 0) {
     visit(facts, home.stage);
     for (const HomedArgument& one : homed)
-      if (is_needed(facts, one)) use(call, facts, one.tensor, one.home.stage, home.stage, next);
+      if (is_needed(facts, one)) use(call, facts, *one.tensor, one.home.stage, home.stage, next);
   }
   const std::vector<c10::IValue> arguments = call.arguments().vec();
   const std::vector<at::Tensor> tensors = tensors_of(arguments);
@@ -495,13 +506,14 @@ void OwnershipPass::refuse_mixed(const OperatorFacts& facts, const ToldCall& tol
 // --- what crosses --------------------------------------------------------------------------------------------------
 
 /// `stage` uses `tensor`, of the stage `home`: sends what it needs of this stage. Returns what this stage uses it as,
-/// where it is the one.
+/// where it is the one; undefined: as it is.
 at::Tensor OwnershipPass::use(OperatorCall& call, const OperatorFacts& facts, const at::Tensor& tensor, int home,
                               int stage, const Next& next) {
   MicroBatch& now = *current_;
+  if (home == stage && !now.transfers.has_any()) return {};
   const bool needs = needs_gradient(tensor);
   const auto [entry, brings_data, from] = now.transfers.use(tensor, home, stage, stages_, needs);
-  if (entry == nullptr) return tensor;
+  if (entry == nullptr) return {};
   const bool is_home = home == stage_, is_user = stage == stage_;
   // An earlier stage waits for a later one's forward pass, also where a small parameter travels.
   if (brings_data && home > stage) come_back(facts, home, stage);
@@ -528,7 +540,7 @@ at::Tensor OwnershipPass::use(OperatorCall& call, const OperatorFacts& facts, co
     else
       entry->used_as = now.pieces.received(entry->data, id);
   }
-  if (is_home || !is_user) return tensor;
+  if (is_home || !is_user) return {};
   return needs ? entry->used_as : entry->data;
 }
 

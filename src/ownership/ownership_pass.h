@@ -82,6 +82,7 @@ class OwnershipPass final : public Pass {
     at::Tensor original, used;
     bool is_received = false;
   };
+  using Replacements = c10::SmallVector<Replaced, 2>;
   const OperatorFacts& facts_of(const OperatorCall& call);
   void visit(const OperatorFacts& facts, int stage);
   void come_back(const OperatorFacts& facts, int from, int to);
@@ -95,15 +96,15 @@ class OwnershipPass final : public Pass {
   void run_replicated(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed, const Next& next);
   void run_own(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed, const Home& home,
                const Next& next);
-  std::vector<Replaced> bring(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed,
-                              bool uses, const Next& next);
+  Replacements bring(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed, bool uses,
+                     const Next& next);
   bool is_view(const OperatorCall& call, const OperatorFacts& facts, const ToldCall* known, const Next& next);
   static std::vector<at::Tensor> originals_of(c10::ArrayRef<c10::IValue> arguments,
-                                              const std::vector<Replaced>& replaced);
+                                              const Replacements& replaced);
   void follow(const OperatorCall& call, const ToldCall& told, const std::vector<at::Tensor>& views_of,
               torch::jit::Stack stack);
-  static void give_back(OperatorCall& call, const std::vector<Replaced>& replaced);
-  void view_originals(OperatorCall& call, const ToldCall& told, const std::vector<Replaced>& replaced,
+  static void give_back(OperatorCall& call, const Replacements& replaced);
+  void view_originals(OperatorCall& call, const ToldCall& told, const Replacements& replaced,
                       std::vector<c10::IValue> arguments);
   void note_results(const OperatorCall& call, const ToldCall& told, const Home& home);
   void take_written(const OperatorFacts& facts, const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments,

@@ -93,6 +93,13 @@ void Pieces::received_back(const at::Tensor& own, TransferId id) {
   crosses_to(own, catcher);
 }
 
+bool Pieces::is_here(const at::Tensor& argument) {
+  if (!needs_gradient(argument)) return true;
+  if (count() > 1 || !crossings_.empty()) return false;
+  if (argument.is_view() || torch::autograd::impl::grad_fn_unsafe(argument) == nullptr) piece_of(argument);
+  return true;
+}
+
 at::Tensor Pieces::cross(const at::Tensor& argument) {
   if (!needs_gradient(argument)) return argument;
   std::optional<Edge> edge = crossed(argument);

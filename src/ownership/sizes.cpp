@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <cstring>
+#include <tuple>
 
 #include "trireme/base/error.h"
 #include "trireme/base/mix64.h"
@@ -17,15 +18,42 @@ namespace {
 class KeyMaker {
  public:
   void add(uint64_t value) {
-    key_.first = mix64(key_.first ^ value);
-    key_.second = std::rotl(key_.second, 23) * 0x9e3779b97f4a7c15 + value;
+    first_ = (first_ ^ value) * 0xd6e8feb86659fd93;
+    first_ ^= first_ >> 32;
+    second_ = std::rotl(second_, 23) * 0x9e3779b97f4a7c15 + value;
   }
-  void add(c10::ArrayRef<int64_t> values) {
-    add(values.size());
-    for (const int64_t value : values) add(static_cast<uint64_t>(value));
+  /// False: a kind of value that cannot be part of a key.
+  bool add(const c10::IValue& value) {
+    if (value.isTensor()) return add(value.toTensor()), true;
+    if (value.isNone()) return add(of(Kind::kNone, int64_t{0})), true;
+    if (value.isInt()) return add(of(Kind::kInt, value.toInt())), true;
+    if (value.isDouble()) return add(of(Kind::kDouble, value.toDouble())), true;
+    if (value.isBool()) return add(of(Kind::kBool, static_cast<int64_t>(value.toBool()))), true;
+    if (value.isString()) return add(value.toStringRef()), true;
+    if (value.isDevice()) return add(of(Kind::kDevice, static_cast<int64_t>(value.toDevice().type()))), true;
+    if (value.isComplexDouble()) {
+      add(of(Kind::kComplex, value.toComplexDouble().real()));
+      return add(std::bit_cast<uint64_t>(value.toComplexDouble().imag())), true;
+    }
+    if (value.isGenerator()) return true;
+    if (!value.isList()) return false;
+    const auto list = value.toListRef();
+    add(of(Kind::kList, static_cast<int64_t>(list.size())));
+    bool is_complete = true;
+    for (const c10::IValue& item : list) is_complete = add(item) && is_complete;
+    return is_complete;
+  }
+  Key key() const { return {mix64(first_), second_}; }
+
+ private:
+  /// 1 and 1.0 and true give results of other dtypes.
+  enum class Kind : uint64_t { kNone = 1, kInt, kDouble, kBool, kDevice, kComplex, kList, kString, kUndefined };
+  template <class Value>
+  static uint64_t of(Kind kind, Value value) {
+    return std::bit_cast<uint64_t>(value) ^ static_cast<uint64_t>(kind) << 58;
   }
   void add(const std::string& text) {
-    add(text.size());
+    add(of(Kind::kString, static_cast<int64_t>(text.size())));
     for (size_t i = 0; i < text.size(); i += sizeof(uint64_t)) {
       uint64_t word = 0;
       std::memcpy(&word, text.data() + i, std::min(sizeof word, text.size() - i));
@@ -33,80 +61,32 @@ class KeyMaker {
     }
   }
   void add(const at::Tensor& tensor) {
-    if (!tensor.defined()) return add(~uint64_t{0});
-    add(static_cast<uint64_t>(tensor.dim()) << 32 | static_cast<uint64_t>(tensor.scalar_type()) << 3 |
-        static_cast<uint64_t>(tensor.is_conj()) << 2 | static_cast<uint64_t>(tensor.is_neg()) << 1 |
-        static_cast<uint64_t>(tensor.requires_grad()));
-    for (const int64_t size : tensor.sizes()) add(static_cast<uint64_t>(size));
-    if (tensor.layout() != at::kStrided) return add(uint64_t{0x73706172});
-    for (const int64_t stride : tensor.strides()) add(static_cast<uint64_t>(stride));
-  }
-  template <class Values>
-  void add_each(const Values& values) {
-    add(values.size());
-    for (const auto& value : values) add(value);
-  }
-  /// False: a kind of value that cannot be part of a key.
-  bool add(const c10::IValue& value) {
-    add(kinds_++);
-    if (value.isTensor()) return add(value.toTensor()), true;
-    if (value.isNone()) return add(uint64_t{0x6e6f6e65}), true;
-    if (value.isInt()) return add(static_cast<uint64_t>(value.toInt())), true;
-    if (value.isDouble()) return add(std::bit_cast<uint64_t>(value.toDouble())), true;
-    if (value.isBool()) return add(static_cast<uint64_t>(value.toBool())), true;
-    if (value.isIntList()) return add(c10::ArrayRef<int64_t>(value.toIntVector())), true;
-    if (value.isString()) return add(value.toStringRef()), true;
-    if (value.isDevice()) return add(static_cast<uint64_t>(value.toDevice().type())), true;
-    if (value.isComplexDouble()) {
-      add(std::bit_cast<uint64_t>(value.toComplexDouble().real()));
-      return add(std::bit_cast<uint64_t>(value.toComplexDouble().imag())), true;
+    if (!tensor.defined()) return add(of(Kind::kUndefined, int64_t{0}));
+    const bool is_strided = tensor.layout() == at::kStrided;
+    add(static_cast<uint64_t>(tensor.dim()) << 32 | static_cast<uint64_t>(tensor.scalar_type()) << 4 |
+        static_cast<uint64_t>(is_strided) << 3 | static_cast<uint64_t>(tensor.is_conj()) << 2 |
+        static_cast<uint64_t>(tensor.is_neg()) << 1 | static_cast<uint64_t>(tensor.requires_grad()));
+    const at::IntArrayRef sizes = tensor.sizes();
+    if (!is_strided) {
+      for (const int64_t size : sizes) add(static_cast<uint64_t>(size));
+      return;
     }
-    if (value.isGenerator()) return true;
-    if (value.isTensorList()) {
-      const auto list = value.toTensorList();
-      add(list.size());
-      for (const at::Tensor& tensor : list) add(tensor);
-      return true;
-    }
-    if (!value.isList()) return false;
-    const auto list = value.toListRef();
-    add(list.size());
-    for (const c10::IValue& item : list)
-      if (!add(item)) return false;
-    return true;
+    const at::IntArrayRef strides = tensor.strides();
+    for (size_t dim = 0; dim < sizes.size(); ++dim)
+      add(static_cast<uint64_t>(sizes[dim]) ^ std::rotl(static_cast<uint64_t>(strides[dim]), 32));
   }
-  const Key& key() const { return key_; }
 
- private:
-  Key key_;
-  uint64_t kinds_ = 0;
+  uint64_t first_ = 0, second_ = 0;
 };
 
-/// The number of the tensor among `arguments` that `result` is, or whose memory it shares.
-void relate(ToldTensor& told, const at::Tensor& result, c10::ArrayRef<c10::IValue> arguments) {
-  int place = 0;
-  for_each_tensor(arguments, [&](const at::Tensor& argument) {
-    if (argument.defined() && told.is_argument < 0) {
-      if (argument.is_same(result))
-        told.is_argument = place;
-      else if (told.shares_with < 0 && argument.has_storage() && argument.is_alias_of(result))
-        told.shares_with = place;
-    }
-    ++place;
-  });
-  if (told.is_argument >= 0) told.shares_with = -1;
-}
-
-bool is_alike(const ToldTensor& told, const at::Tensor& result, c10::ArrayRef<c10::IValue> arguments) {
+bool is_alike(const ToldTensor& told, const at::Tensor& result, const ArgumentTensors& arguments) {
   if (result.defined() != told.is_defined) return false;
   if (!told.is_defined) return true;
   if (result.scalar_type() != told.dtype || result.requires_grad() != told.requires_grad ||
       result.sizes() != at::IntArrayRef(told.sizes) || result.strides() != at::IntArrayRef(told.strides) ||
       result.is_conj() != told.is_conjugated || result.is_neg() != told.is_negated)
     return false;
-  ToldTensor now;
-  relate(now, result, arguments);
-  return now.is_argument == told.is_argument && now.shares_with == told.shares_with;
+  return arguments.relation_of(result) == std::pair(told.is_argument, told.shares_with);
 }
 
 /// Numbers as bytes, in order.
@@ -173,7 +153,34 @@ Key key_of(uint64_t operator_hash, c10::ArrayRef<c10::IValue> arguments, bool& i
   return maker.key();
 }
 
-ToldCall told_of(const std::string& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
+ArgumentTensors::ArgumentTensors(c10::ArrayRef<c10::IValue> arguments) {
+  const auto add = [&](const at::Tensor& tensor) {
+    const bool has_storage = tensor.defined() && tensor.has_storage();
+    tensors_.emplace_back(tensor.defined() ? tensor.unsafeGetTensorImpl() : nullptr,
+                          has_storage ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr);
+    if (tensor.defined() && tensor.use_count() == 1) kept_.push_back(tensor);
+  };
+  for (const c10::IValue& argument : arguments) {
+    if (argument.isTensor())
+      add(argument.toTensor());
+    else if (argument.isList())
+      for_each_tensor(argument, add);
+  }
+}
+
+std::pair<int, int> ArgumentTensors::relation_of(const at::Tensor& result) const {
+  const c10::TensorImpl* const tensor = result.unsafeGetTensorImpl();
+  const c10::StorageImpl* const storage = tensor->unsafe_storage().unsafeGetStorageImpl();
+  int shares_with = -1;
+  for (size_t place = 0; place < tensors_.size(); ++place) {
+    if (tensors_[place].first == tensor) return {static_cast<int>(place), -1};
+    if (shares_with < 0 && tensors_[place].second == storage && storage != nullptr)
+      shares_with = static_cast<int>(place);
+  }
+  return {-1, shares_with};
+}
+
+ToldCall told_of(const std::string& op, const ArgumentTensors& arguments, c10::ArrayRef<c10::IValue> results) {
   ToldCall told;
   for (const c10::IValue& result : results) {
     ToldCall::Return& of_result = told.returns.emplace_back();
@@ -193,13 +200,13 @@ ToldCall told_of(const std::string& op, c10::ArrayRef<c10::IValue> arguments, c1
              .requires_grad = tensor.requires_grad(),
              .is_conjugated = tensor.is_conj(),
              .is_negated = tensor.is_neg()};
-      relate(one, tensor, arguments);
+      std::tie(one.is_argument, one.shares_with) = arguments.relation_of(tensor);
     });
   }
   return told;
 }
 
-bool holds(const ToldCall& told, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
+bool holds(const ToldCall& told, const ArgumentTensors& arguments, c10::ArrayRef<c10::IValue> results) {
   if (told.returns.size() != results.size()) return false;
   bool is_right = true;
   for (size_t i = 0; i < results.size() && is_right; ++i) {

@@ -1,11 +1,14 @@
 // What the stage that runs an operator tells the others of its results, and the key by which they find it again.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/util/SmallVector.h>
 
 #include <cstdint>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "trireme/intercept.h"
@@ -55,12 +58,25 @@ using ToldCalls = std::unordered_map<Key, ToldCall, KeyHash>;
 /// that cannot be part of a key.
 Key key_of(uint64_t operator_hash, c10::ArrayRef<c10::IValue> arguments, bool& is_complete);
 
+/// The tensors among the arguments of a call, those in lists included, by their numbers: what its results are compared
+/// with when the arguments are gone.
+class ArgumentTensors {
+ public:
+  explicit ArgumentTensors(c10::ArrayRef<c10::IValue> arguments);
+  /// The numbers of the one that `result` is, and of the one whose memory it shares; -1: none. Not both.
+  std::pair<int, int> relation_of(const at::Tensor& result) const;
+
+ private:
+  c10::SmallVector<std::pair<const c10::TensorImpl*, const c10::StorageImpl*>, 8> tensors_;
+  c10::SmallVector<at::Tensor, 2> kept_;  ///< those that nobody else has: another one could get their address
+};
+
 /// What is to be told of a call with `arguments`, as the program gave them, that had `results`.
 /// Throws    Error(kUnsupported) that names `op`: a result without a storage, such as a sparse one.
-ToldCall told_of(const std::string& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
+ToldCall told_of(const std::string& op, const ArgumentTensors& arguments, c10::ArrayRef<c10::IValue> results);
 
 /// Whether `told` describes `results`. As told_of(), without making anything.
-bool holds(const ToldCall& told, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
+bool holds(const ToldCall& told, const ArgumentTensors& arguments, c10::ArrayRef<c10::IValue> results);
 
 /// As bytes, and back. Throws CommError(kDiverged): other bytes.
 std::string bytes_of(const ToldCall& told);
