@@ -54,8 +54,8 @@ const Case kCases[] = {
      }},
     {"ExpandedInOneDim",
      [](Net& net, const Tensor& x) {
-       return torch::tanh(torch::cat({first(net, x), net.b}).mean(1)).mean() +
-              torch::tanh(torch::cat({first(net, x), net.b}).mean(0)).mean();
+       const Tensor both = torch::cat({first(net, x), net.b});
+       return torch::tanh(both.mean(1)).mean() + torch::tanh(both.mean(0)).mean();
      }},
     {"PartOfALargerOne",
      [](Net& net, const Tensor& x) {

@@ -155,12 +155,14 @@ class Shapes(Case):
         text = """
     begin()
     class Averaged(Mlp):
-        mean = None
+        def __init__(self):
+            super().__init__()
+            self.mean = None
         def forward(self, x, y):
             h = self.layers[:4](x)
             with torch.no_grad():
-                Averaged.mean = h.mean(0) if Averaged.mean is None else 0.9 * Averaged.mean + 0.1 * h.mean(0)
-            return F.cross_entropy(self.layers[4:](h - Averaged.mean), y)
+                self.mean = h.mean(0) if self.mean is None else 0.9 * self.mean + 0.1 * h.mean(0)
+            return F.cross_entropy(self.layers[4:](h - self.mean), y)
     result = trained(Averaged(), mlp_batches())
 """
         self.assert_bits_of_one_process(text)

@@ -176,7 +176,9 @@ class DistributedModel(torch.nn.Module):
     def local_named_buffers(self, recurse=True):
         """(name, buffer) of those whose home is this rank's stage, and of those that are no state, which every stage
         has."""
-        return self._local("local_named_buffers()", self.module.named_buffers(recurse=recurse))
+        core = self.engine("local_named_buffers()").core
+        # One that is no state is a stage's once values of that stage have been written into it.
+        return ((name, buffer) for name, buffer in self.module.named_buffers(recurse=recurse) if core.home_of(buffer) in (None, core.stage))
 
     def local_buffers(self, recurse=True):
         """The buffers of local_named_buffers()."""
