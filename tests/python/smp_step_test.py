@@ -59,9 +59,8 @@ class Bits(Case):
     assert Branches.taken
 """)
 
-    def test_a_custom_function_whose_arguments_are_on_two_stages(self):
-        self.assert_bits_of_one_process("""
-    begin()
+    _PRODUCT = """
+    begin(auto_partition=False, default_partition=0)
     class Product(torch.autograd.Function):
         @staticmethod
         def forward(ctx, a, b):
@@ -75,9 +74,19 @@ class Bits(Case):
         def forward(self, x, y):
             early = self.layers[:4](x)
             late = self.layers[4:7](early)
-            return F.cross_entropy(self.layers[7](Product.apply(early, Product.apply(late, early))), y)
-    result = trained(Gated(0.1), mlp_batches())
-""")
+            return F.cross_entropy(self.layers[7](PRODUCT), y)
+    net = Gated(0.1)
+    for index, stage in STAGES.items():
+        if smp.pp_size() > 1:
+            smp.set_partition(net.layers[index], stage)
+    result = trained(net, mlp_batches())
+"""
+
+    def test_a_custom_function_whose_arguments_are_on_two_stages(self):
+        self.assert_bits_of_one_process(self._PRODUCT.replace("PRODUCT", "Product.apply(early, Product.apply(late, early))").replace("STAGES", "{5: 1, 7: 1}"))
+
+    def test_a_custom_function_of_what_its_stage_computed_before_another_one(self):
+        self.assert_bits_of_one_process(self._PRODUCT.replace("PRODUCT", "Product.apply(F.linear(late, self.layers[3].weight), early)").replace("STAGES", "{5: 1}"))
 
     def test_a_stage_without_parameters(self):
         text = """
