@@ -164,6 +164,9 @@ enum class PassOrder : uint8_t {
   kTouch,      ///< frees and shards storages (zero::Init)
 };
 
+/// The order of the first pass after ownership: for what stages send each other, which later passes make whole.
+inline constexpr PassOrder kBehindOwnership = PassOrder::kSequence;
+
 /// One link of the chain: a transformation of the stream of operators.
 class Pass {
  public:

@@ -74,7 +74,7 @@ class Ownership::Impl {
                            gradient.defined() ? str(gradient.sizes()) : "none"));
     now.has_root = true;
     if (home != nullptr && home->stage != stage()) return;
-    const ChainFrom later_passes(PassOrder::kSequence, RandomStream::kModel);
+    const ChainFrom later_passes(kBehindOwnership, RandomStream::kModel);
     const at::Tensor from = scale ? scale(root) : root;
     now.pieces.root(from, gradient.defined() ? gradient.to(from.scalar_type()) : at::ones_like(from));
   }
@@ -148,7 +148,7 @@ class Ownership::Impl {
       const WithoutInterception own_operators;
       return {.tensor = result.detach(), .stage = home->stage, .number = ++now.received[home->stage]};
     }
-    const ChainFrom later_passes(PassOrder::kSequence, RandomStream::kModel);
+    const ChainFrom later_passes(kBehindOwnership, RandomStream::kModel);
     if (home != nullptr) {
       const at::Tensor elements = ownership::packed(result);
       for (int other = 0; other < stages(); ++other)
