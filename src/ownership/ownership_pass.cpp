@@ -7,10 +7,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "ownership/shadow.h"
-#include "ownership/wire.h"
 #include "trireme/base/error.h"
 #include "trireme/base/mix64.h"
 
@@ -40,60 +38,6 @@ void replace(c10::IValue& value, size_t item, const at::Tensor& tensor) {
   }
 }
 
-/// A number that a program reads: a kind, and 16 bytes.
-std::string bytes_of_values(c10::ArrayRef<c10::IValue> values) {
-  std::string bytes;
-  for (const c10::IValue& value : values) {
-    char kind = 0;
-    double parts[2] = {0, 0};
-    if (value.isBool()) {
-      kind = 'b';
-      parts[0] = value.toBool();
-    } else if (value.isInt()) {
-      kind = 'i';
-      const int64_t number = value.toInt();
-      std::memcpy(parts, &number, sizeof number);
-    } else if (value.isDouble()) {
-      kind = 'd';
-      parts[0] = value.toDouble();
-    } else if (value.isComplexDouble()) {
-      kind = 'c';
-      parts[0] = value.toComplexDouble().real();
-      parts[1] = value.toComplexDouble().imag();
-    } else {
-      throw Error(ErrorCode::kUnsupported, "smp: a value of type " + value.tagKind() + " is read of another stage");
-    }
-    bytes += kind;
-    bytes.append(reinterpret_cast<const char*>(parts), sizeof parts);
-  }
-  return bytes;
-}
-
-std::vector<c10::IValue> values_from(const std::string& bytes) {
-  std::vector<c10::IValue> values;
-  constexpr size_t kEach = 1 + 2 * sizeof(double);
-  for (size_t place = 0; place + kEach <= bytes.size(); place += kEach) {
-    double parts[2];
-    std::memcpy(parts, bytes.data() + place + 1, sizeof parts);
-    int64_t number = 0;
-    std::memcpy(&number, parts, sizeof number);
-    switch (bytes[place]) {
-      case 'b':
-        values.emplace_back(parts[0] != 0);
-        break;
-      case 'i':
-        values.emplace_back(number);
-        break;
-      case 'd':
-        values.emplace_back(parts[0]);
-        break;
-      default:
-        values.emplace_back(c10::complex<double>(parts[0], parts[1]));
-    }
-  }
-  return values;
-}
-
 at::Tensor with_base(const at::Tensor& tensor) { return tensor.is_view() ? at::Tensor(tensor._base()) : tensor; }
 
 bool is_mask(at::ScalarType dtype) { return dtype == at::kBool || dtype == at::kByte; }
@@ -115,7 +59,7 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
   std::optional<Home> home = home_of(facts, homed, entered_.empty() ? std::nullopt : std::optional(entered_.back()));
   if (home && forced_) home->stage = *forced_;
   if (!home) return run_replicated(call, facts, homed, next);
-  if (facts.view_of < 0) visit(facts, home->stage);
+  if (facts.view_of < 0) now.visit(facts, home->stage);
   if (home->stage == stage_)
     run_own(call, facts, homed, *home, next);
   else
@@ -125,30 +69,6 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
 const OperatorFacts& OwnershipPass::facts_of(const OperatorCall& call) {
   if (const auto found = facts_.find(call.op); found != facts_.end()) return found->second;
   return facts_.emplace(call.op, ownership::facts_of(call)).first->second;
-}
-
-void OwnershipPass::visit(const OperatorFacts& facts, int stage) {
-  std::vector<int>& visits = current_->visits;
-  if (!visits.empty() && visits.back() == stage) return;
-  if (!visits.empty() && visits.back() > stage) come_back(facts, visits.back(), stage);
-  visits.push_back(stage);
-}
-
-void OwnershipPass::come_back(const OperatorFacts& facts, int from, int to) {
-  if (current_->stays_ahead)
-    throw StateError(str("smp: ", facts.name, " of micro-batch ", current_->number, " is computed on stage ", to,
-                         " and needs stage ", from, " before, which no micro-batch has needed so far, so that stages run "
-                         "ahead of each other; write \"pipeline\": \"sequential\" for a program that comes back to a "
-                         "stage now and then"));
-  current_->comes_back = true;
-}
-
-/// What other stages compare: every operator with its home.
-void OwnershipPass::note(const OperatorFacts& facts, const Key& key, int stage) {
-  MicroBatch& now = *current_;
-  const uint64_t of_call = mix64(key.first + static_cast<uint64_t>(stage + 1));
-  now.digest = mix64(now.digest ^ of_call);
-  now.trace.emplace_back(&facts.name, of_call);
 }
 
 bool OwnershipPass::tells_each(const OperatorFacts& facts, const OperatorCall& call) const {
@@ -161,17 +81,13 @@ bool OwnershipPass::tells_each(const OperatorFacts& facts, const OperatorCall& c
   return has_mask;
 }
 
-bool OwnershipPass::needs_gradient(const at::Tensor& tensor) {
-  return at::GradMode::is_enabled() && tensor.requires_grad();
-}
-
 // --- operators of nobody -------------------------------------------------------------------------------------------
 
 void OwnershipPass::run_replicated(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed,
                                    const Next& next) {
   ++counters_.replicated;
   bool is_complete = true;
-  note(facts, key_of(facts.hash, call.arguments(), is_complete), -1);
+  current_->note(facts, key_of(facts.hash, call.arguments(), is_complete), -1);
   // A view by the sizes of a tensor that has a home.
   if (!homed.empty()) return call.op.redispatchBoxed(call.keys, &call.stack);
   next(call);
@@ -184,7 +100,7 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   ++counters_.own;
   bool is_complete = true;
   const Key key = key_of(facts.hash, call.arguments(), is_complete);
-  note(facts, key, stage_);
+  current_->note(facts, key, stage_);
   const bool tells = !is_complete || tells_each(facts, call);
   const auto known = tells ? told_.end() : told_.find(key);
   const bool uses = facts.view_of < 0 || !is_view(call, facts, known != told_.end() ? &known->second : nullptr, next);
@@ -201,7 +117,7 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   else
     next(call);
   if (facts.reads_nothing) return;
-  if (facts.gives_values) return tell_values(facts, call.results());
+  if (facts.gives_values) return exchange_.tell_values(facts, call.results());
 
   ToldCall told_now;
   const ToldCall* told = nullptr;
@@ -214,10 +130,10 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   } else {
     told_now = told_of(facts.name, tensors, call.results());
     refuse_mixed(facts, told_now);
-    tell(facts, told_now);
+    exchange_.tell(facts, told_now);
     told = tells ? &told_now : &told_.emplace(key, std::move(told_now)).first->second;
   }
-  if (facts.view_of >= 0 && !told->is_view()) visit(facts, stage_);
+  if (facts.view_of >= 0 && !told->is_view()) current_->visit(facts, stage_);
   if (told->is_view()) {
     const std::vector<at::Tensor> views_of = originals_of(arguments, replaced);
     if (!replaced.empty()) view_originals(call, *told, replaced, std::move(arguments));
@@ -239,9 +155,9 @@ OwnershipPass::Replacements OwnershipPass::bring(OperatorCall& call, const Opera
     const HomedArgument& one = homed[i];
     if (!is_needed(facts, one)) continue;
     if (is_written(call, one))
-      use(call, facts, with_base(*one.tensor), one.home.stage, stage_, next);
+      exchange_.use(call, facts, with_base(*one.tensor), one.home.stage, stage_, next);
     else
-      used[i] = use(call, facts, *one.tensor, one.home.stage, stage_, next);
+      used[i] = exchange_.use(call, facts, *one.tensor, one.home.stage, stage_, next);
   }
   Replacements replaced;
   for (size_t i = 0; i < homed.size(); ++i) {
@@ -410,13 +326,13 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
   ++counters_.remote;
   bool is_complete = true;
   const Key key = key_of(facts.hash, call.arguments(), is_complete);
-  note(facts, key, home.stage);
+  current_->note(facts, key, home.stage);
   for (const HomedArgument& one : homed)
     if (facts.view_of < 0)
-      use(call, facts, is_written(call, one) ? with_base(*one.tensor) : *one.tensor, one.home.stage, home.stage, next);
+      exchange_.use(call, facts, is_written(call, one) ? with_base(*one.tensor) : *one.tensor, one.home.stage, home.stage, next);
   if (facts.reads_nothing) return call.op.redispatchBoxed(call.keys, &call.stack);
   if (facts.gives_values) {
-    std::vector<c10::IValue> values = hear_values(facts, home.stage);
+    std::vector<c10::IValue> values = exchange_.hear_values(facts, home.stage);
     torch::jit::drop(call.stack, call.traits.arguments);
     for (c10::IValue& value : values) call.stack.push_back(std::move(value));
     return;
@@ -427,7 +343,7 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
   if (const auto known = tells ? told_.end() : told_.find(key); known != told_.end()) {
     told = &known->second;
   } else {
-    told_now = hear(facts, home.stage);
+    told_now = exchange_.hear(facts, home.stage);
     refuse_mixed(facts, told_now);
     told = tells ? &told_now : &told_.emplace(key, std::move(told_now)).first->second;
   }
@@ -441,9 +357,9 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
     return;
   }
   if (facts.view_of >= 0) {
-    visit(facts, home.stage);
+    current_->visit(facts, home.stage);
     for (const HomedArgument& one : homed)
-      if (is_needed(facts, one)) use(call, facts, *one.tensor, one.home.stage, home.stage, next);
+      if (is_needed(facts, one)) exchange_.use(call, facts, *one.tensor, one.home.stage, home.stage, next);
   }
   const std::vector<c10::IValue> arguments = call.arguments().vec();
   const std::vector<at::Tensor> tensors = tensors_of(arguments);
@@ -501,76 +417,6 @@ void OwnershipPass::refuse_mixed(const OperatorFacts& facts, const ToldCall& tol
         throw Error(ErrorCode::kUnsupported, str("smp: ", facts.name,
                                                  " gives views of its arguments and new tensors in one call, which is "
                                                  "not there yet for tensors of a stage"));
-}
-
-// --- what crosses --------------------------------------------------------------------------------------------------
-
-/// `stage` uses `tensor`, of the stage `home`: sends what it needs of this stage. Returns what this stage uses it as,
-/// where it is the one; undefined: as it is.
-at::Tensor OwnershipPass::use(OperatorCall& call, const OperatorFacts& facts, const at::Tensor& tensor, int home,
-                              int stage, const Next& next) {
-  MicroBatch& now = *current_;
-  if (home == stage && !now.transfers.has_any()) return {};
-  const bool needs = needs_gradient(tensor);
-  const auto [entry, brings_data, from] = now.transfers.use(tensor, home, stage, stages_, needs);
-  if (entry == nullptr) return {};
-  const bool is_home = home == stage_, is_user = stage == stage_;
-  // An earlier stage waits for a later one's forward pass, also where a small parameter travels.
-  if (brings_data && home > stage) come_back(facts, home, stage);
-  if (brings_data && is_home) {
-    const MessageName value = name(MessageKind::kValue, ++now.sent[stage], facts);
-    next.run(call, [&] { mailbox_.send(stage, value, packed(tensor)); });
-    now.pieces.note_sent();
-  }
-  if (brings_data && is_user) {
-    now.pieces.begin_receive();
-    const Room room = make_room(tensor);
-    mailbox_.take(home, name(MessageKind::kValue, ++now.received[home], facts), room.buffer);
-    entry->data = filled(room);
-  }
-  if (from == stage_) {
-    const TransferId id{.stage = stage, .number = ++now.sent[stage]};
-    now.pieces.sent(is_home ? tensor : entry->used_as, id);
-    now.gradient_sizes.emplace(id, MicroBatch::Sizes{tensor.sizes().vec(), tensor.scalar_type()});
-  }
-  if (from >= 0 && is_user) {
-    const TransferId id{.stage = from, .number = ++now.received[from]};
-    if (is_home)
-      now.pieces.received_back(tensor, id);
-    else
-      entry->used_as = now.pieces.received(entry->data, id);
-  }
-  if (is_home || !is_user) return {};
-  return needs ? entry->used_as : entry->data;
-}
-
-void OwnershipPass::tell(const OperatorFacts& facts, const ToldCall& told) {
-  const std::string bytes = bytes_of(told);
-  for (int stage = 0; stage < stages_; ++stage)
-    if (stage != stage_) mailbox_.send_bytes(stage, name(MessageKind::kTold, ++current_->sent[stage], facts), bytes);
-}
-
-ToldCall OwnershipPass::hear(const OperatorFacts& facts, int from) {
-  ++counters_.told;
-  return told_from(mailbox_.take_bytes(from, name(MessageKind::kTold, ++current_->received[from], facts)));
-}
-
-void OwnershipPass::tell_values(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> results) {
-  const std::string bytes = bytes_of_values(results);
-  for (int stage = 0; stage < stages_; ++stage)
-    if (stage != stage_) mailbox_.send_bytes(stage, name(MessageKind::kScalar, ++current_->sent[stage], facts), bytes);
-}
-
-std::vector<c10::IValue> OwnershipPass::hear_values(const OperatorFacts& facts, int from) {
-  return values_from(mailbox_.take_bytes(from, name(MessageKind::kScalar, ++current_->received[from], facts)));
-}
-
-MessageName OwnershipPass::name(MessageKind kind, int64_t number, const OperatorFacts& facts) const {
-  return {.micro_batch = current_->number,
-          .number = number,
-          .kind = kind,
-          .position = current_->position,
-          .op = facts.name};
 }
 
 // --- from outside of an operator -----------------------------------------------------------------------------------

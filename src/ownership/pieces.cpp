@@ -33,10 +33,6 @@ struct Catcher : Node {
 /// The history of what stands for a tensor in a later piece than its own.
 struct StandIn final : Catcher {};
 
-bool needs_gradient(const at::Tensor& tensor) {
-  return at::GradMode::is_enabled() && tensor.defined() && tensor.requires_grad();
-}
-
 const at::TensorBase& base_of(const at::Tensor& tensor) {
   return tensor.is_view() ? tensor._base() : static_cast<const at::TensorBase&>(tensor);
 }
@@ -60,6 +56,10 @@ at::Tensor take_caught(const NodePtr& catcher) {
 }
 
 }  // namespace
+
+bool needs_gradient(const at::Tensor& tensor) {
+  return at::GradMode::is_enabled() && tensor.defined() && tensor.requires_grad();
+}
 
 Pieces::Pieces() { begin_piece(); }
 

@@ -36,6 +36,9 @@ struct TransferId {
   auto operator<=>(const TransferId&) const = default;
 };
 
+/// Whether autograd records a use of `tensor`.
+bool needs_gradient(const at::Tensor& tensor);
+
 /// Knows no messages and no homes. It keeps edges of the graph and caught gradients, never a tensor of the forward.
 ///
 /// Ordering  one micro-batch's forward to its end, in one thread; then its pieces, the last one first: put() what

@@ -1,0 +1,134 @@
+#include "ownership/exchange.h"
+
+#include <cstring>
+#include <string>
+
+#include "ownership/wire.h"
+#include "trireme/base/error.h"
+
+namespace trireme::ownership {
+namespace {
+
+/// A number that a program reads: a kind, and 16 bytes.
+std::string bytes_of_values(c10::ArrayRef<c10::IValue> values) {
+  std::string bytes;
+  for (const c10::IValue& value : values) {
+    char kind = 0;
+    double parts[2] = {0, 0};
+    if (value.isBool()) {
+      kind = 'b';
+      parts[0] = value.toBool();
+    } else if (value.isInt()) {
+      kind = 'i';
+      const int64_t number = value.toInt();
+      std::memcpy(parts, &number, sizeof number);
+    } else if (value.isDouble()) {
+      kind = 'd';
+      parts[0] = value.toDouble();
+    } else if (value.isComplexDouble()) {
+      kind = 'c';
+      parts[0] = value.toComplexDouble().real();
+      parts[1] = value.toComplexDouble().imag();
+    } else {
+      throw Error(ErrorCode::kUnsupported, "smp: a value of type " + value.tagKind() + " is read of another stage");
+    }
+    bytes += kind;
+    bytes.append(reinterpret_cast<const char*>(parts), sizeof parts);
+  }
+  return bytes;
+}
+
+std::vector<c10::IValue> values_from(const std::string& bytes) {
+  std::vector<c10::IValue> values;
+  constexpr size_t kEach = 1 + 2 * sizeof(double);
+  for (size_t place = 0; place + kEach <= bytes.size(); place += kEach) {
+    double parts[2];
+    std::memcpy(parts, bytes.data() + place + 1, sizeof parts);
+    int64_t number = 0;
+    std::memcpy(&number, parts, sizeof number);
+    switch (bytes[place]) {
+      case 'b':
+        values.emplace_back(parts[0] != 0);
+        break;
+      case 'i':
+        values.emplace_back(number);
+        break;
+      case 'd':
+        values.emplace_back(parts[0]);
+        break;
+      default:
+        values.emplace_back(c10::complex<double>(parts[0], parts[1]));
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
+at::Tensor Exchange::use(OperatorCall& call, const OperatorFacts& facts, const at::Tensor& tensor, int home,
+                              int stage, const Next& next) {
+  MicroBatch& now = *now_;
+  if (home == stage && !now.transfers.has_any()) return {};
+  const bool needs = needs_gradient(tensor);
+  const auto [entry, brings_data, from] = now.transfers.use(tensor, home, stage, stages_, needs);
+  if (entry == nullptr) return {};
+  const bool is_home = home == stage_, is_user = stage == stage_;
+  // An earlier stage waits for a later one's forward pass, also where a small parameter travels.
+  if (brings_data && home > stage) now.come_back(facts, home, stage);
+  if (brings_data && is_home) {
+    const MessageName value = name(MessageKind::kValue, ++now.sent[stage], facts);
+    next.run(call, [&] { mailbox_.send(stage, value, packed(tensor)); });
+    now.pieces.note_sent();
+  }
+  if (brings_data && is_user) {
+    now.pieces.begin_receive();
+    const Room room = make_room(tensor);
+    mailbox_.take(home, name(MessageKind::kValue, ++now.received[home], facts), room.buffer);
+    entry->data = filled(room);
+  }
+  if (from == stage_) {
+    const TransferId id{.stage = stage, .number = ++now.sent[stage]};
+    now.pieces.sent(is_home ? tensor : entry->used_as, id);
+    now.gradient_sizes.emplace(id, MicroBatch::Sizes{tensor.sizes().vec(), tensor.scalar_type()});
+  }
+  if (from >= 0 && is_user) {
+    const TransferId id{.stage = from, .number = ++now.received[from]};
+    if (is_home)
+      now.pieces.received_back(tensor, id);
+    else
+      entry->used_as = now.pieces.received(entry->data, id);
+  }
+  if (is_home || !is_user) return {};
+  return needs ? entry->used_as : entry->data;
+}
+
+void Exchange::tell(const OperatorFacts& facts, const ToldCall& told) {
+  const std::string bytes = bytes_of(told);
+  for (int stage = 0; stage < stages_; ++stage)
+    if (stage != stage_) mailbox_.send_bytes(stage, name(MessageKind::kTold, ++now_->sent[stage], facts), bytes);
+}
+
+ToldCall Exchange::hear(const OperatorFacts& facts, int from) {
+  ++told_;
+  return told_from(mailbox_.take_bytes(from, name(MessageKind::kTold, ++now_->received[from], facts)));
+}
+
+void Exchange::tell_values(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> results) {
+  const std::string bytes = bytes_of_values(results);
+  for (int stage = 0; stage < stages_; ++stage)
+    if (stage != stage_) mailbox_.send_bytes(stage, name(MessageKind::kScalar, ++now_->sent[stage], facts), bytes);
+}
+
+std::vector<c10::IValue> Exchange::hear_values(const OperatorFacts& facts, int from) {
+  return values_from(mailbox_.take_bytes(from, name(MessageKind::kScalar, ++now_->received[from], facts)));
+}
+
+MessageName Exchange::name(MessageKind kind, int64_t number, const OperatorFacts& facts) const {
+  return {.micro_batch = now_->number,
+          .number = number,
+          .kind = kind,
+          .position = now_->position,
+          .op = facts.name};
+}
+
+}  // namespace trireme::ownership

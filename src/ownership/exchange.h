@@ -1,0 +1,43 @@
+// What a stage sends the others while the forward pass of a micro-batch runs, and gets of them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "ownership/micro_batch.h"
+#include "trireme/intercept.h"
+
+namespace trireme::ownership {
+
+/// Of the micro-batch that is set. Both sides of a message know its number.
+class Exchange {
+ public:
+  Exchange(int stage, int stages, Mailbox& mailbox) : stage_(stage), stages_(stages), mailbox_(mailbox) {}
+  void set(MicroBatch* micro_batch) { now_ = micro_batch; }
+
+  /// `stage` uses `tensor`, of the stage `home`: sends what it needs of this stage. Returns what this stage uses it as,
+  /// where it is the one; undefined: as it is.
+  at::Tensor use(OperatorCall& call, const OperatorFacts& facts, const at::Tensor& tensor, int home, int stage,
+                 const Next& next);
+  /// The results of an operator of this stage, to all others; and of one of the stage `from`.
+  void tell(const OperatorFacts& facts, const ToldCall& told);
+  ToldCall hear(const OperatorFacts& facts, int from);
+  /// The same of numbers that the program reads.
+  void tell_values(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> results);
+  std::vector<c10::IValue> hear_values(const OperatorFacts& facts, int from);
+  int64_t heard() const { return told_; }  ///< how often sizes were waited for
+
+ private:
+  MessageName name(MessageKind kind, int64_t number, const OperatorFacts& facts) const;
+
+  const int stage_;
+  const int stages_;
+  Mailbox& mailbox_;
+  MicroBatch* now_ = nullptr;
+  int64_t told_ = 0;
+};
+
+}  // namespace trireme::ownership

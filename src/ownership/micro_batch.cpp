@@ -1,0 +1,29 @@
+#include "ownership/micro_batch.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/mix64.h"
+
+namespace trireme::ownership {
+
+void MicroBatch::visit(const OperatorFacts& facts, int stage) {
+  if (!visits.empty() && visits.back() == stage) return;
+  if (!visits.empty() && visits.back() > stage) come_back(facts, visits.back(), stage);
+  visits.push_back(stage);
+}
+
+void MicroBatch::come_back(const OperatorFacts& facts, int from, int to) {
+  if (stays_ahead)
+    throw StateError(str("smp: ", facts.name, " of micro-batch ", number, " is computed on stage ", to,
+                         " and needs stage ", from, " before, which no micro-batch has needed so far, so that stages run "
+                         "ahead of each other; write \"pipeline\": \"sequential\" for a program that comes back to a "
+                         "stage now and then"));
+  comes_back = true;
+}
+
+void MicroBatch::note(const OperatorFacts& facts, const Key& key, int stage) {
+  const uint64_t of_call = mix64(key.first + static_cast<uint64_t>(stage + 1));
+  digest = mix64(digest ^ of_call);
+  trace.emplace_back(&facts.name, of_call);
+}
+
+}  // namespace trireme::ownership

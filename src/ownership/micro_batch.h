@@ -1,0 +1,56 @@
+// What is held of one micro-batch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "ownership/homes.h"
+#include "ownership/mailbox.h"
+#include "ownership/pieces.h"
+#include "ownership/sizes.h"
+#include "ownership/transfers.h"
+
+namespace trireme::ownership {
+
+/// A micro-batch on this stage, from the begin of its forward pass to the end of its backward pass.
+struct MicroBatch {
+  int64_t number = 0;
+  uint64_t seed = 0;
+  bool stays_ahead = false;  ///< no operator may be of an earlier stage than the one before it
+  Pieces pieces = {};
+  Transfers transfers = {};
+  int64_t position = 0;  ///< operators so far
+  int64_t randoms = 0;  ///< of them those that draw
+  uint64_t digest = 0;  ///< of all operators, homes and sizes
+  OperatorTrace trace = {};
+  std::vector<int64_t> sent = {}, received = {};  ///< numbers of messages, by stage
+  /// Of gradients that come back, until they have come.
+  struct Sizes {
+    std::vector<int64_t> sizes;
+    at::ScalarType dtype;
+  };
+  std::map<TransferId, Sizes> gradient_sizes = {};
+  std::vector<int> visits = {};
+  bool comes_back = false;  ///< a stage needs a later one's forward pass
+  bool has_root = false;  ///< backward begins somewhere, here or on another stage
+  /// One tensor that the program returned.
+  struct Output {
+    at::Tensor tensor;  ///< detached; a shadow until it has come
+    int stage = -1;  ///< from which it comes; -1: it is here
+    int64_t number = 0;
+  };
+  std::vector<Output> outputs = {};
+
+  /// An operator runs on `stage`. Throws StateError: as come_back().
+  void visit(const OperatorFacts& facts, int stage);
+  /// An operator of stage `to` needs stage `from`, a later one. Throws StateError: it stays ahead.
+  void come_back(const OperatorFacts& facts, int from, int to);
+  /// What other stages compare: an operator with its home, -1 where there is none.
+  void note(const OperatorFacts& facts, const Key& key, int stage);
+};
+
+
+}  // namespace trireme::ownership
