@@ -62,6 +62,8 @@ std::vector<Ran> trace_in(const std::string& text) {
   return trace;
 }
 
+std::string after_text(const std::string& text) { return text.substr(text.find('\0') + 1); }
+
 bool is_forward(MessageKind kind) { return kind <= MessageKind::kEnd; }
 
 MessageName name_of(const Header& header) {
@@ -95,6 +97,11 @@ std::string text_of(const MessageName& name) {
 
 std::string wait_text(int stage, const MessageName& name, int from) {
   return str("stage ", stage, " waits for ", text_of(name), " from stage ", from);
+}
+
+std::string other_operators(int stage, int other, int64_t micro_batch) {
+  return str("stages ", std::min(stage, other), " and ", std::max(stage, other), " ran other operators in micro-batch ",
+             micro_batch);
 }
 
 }  // namespace
@@ -218,10 +225,10 @@ Letter Mailbox::receive(int stage, const MessageName& name, const at::Tensor& bu
   const auto here = [&] { return wait_text(post_.stage(), name, stage); };
   if (is_forward(name.kind) && (Key{came.kind, came.micro_batch, came.number} != key ||
                                 came.position != name.position || !came.has_op(name.op))) {
-    if (came.kind == MessageKind::kEnd)
-      post_.refuse(str(here(), "; stage ", stage, " has ended micro-batch ", came.micro_batch, " after ", came.position,
-                       " operators", kAdvice));
-    post_.refuse(str(here(), "; stage ", stage, " has sent ", text_of(name_of(came)), kAdvice));
+    const std::string of_it = came.kind == MessageKind::kEnd
+                                  ? str("ended micro-batch ", came.micro_batch, " after ", came.position, " operators")
+                                  : str("sent ", text_of(name_of(came)));
+    diverge(from, std::min(name.micro_batch, came.micro_batch), str(here(), "; stage ", stage, " has ", of_it));
   }
   if (!buffer.defined()) return letter;
   if (!came.fits(shape_text(buffer)))
@@ -270,6 +277,11 @@ void Mailbox::read(int stage, Letter letter) {
   from.waiting.reset();  // what it waited for has come
   if (header.kind == MessageKind::kWaiting) {
     from.waiting = header;
+  } else if (header.kind == MessageKind::kTrace && !is_diverging_) {
+    const int64_t micro_batch = header.micro_batch;
+    from.aside.emplace(Key{MessageKind::kTrace, micro_batch, 0}, letter);
+    const std::string text = text_in(letter.elements);
+    diverge(from, micro_batch, text.substr(0, text.find('\0')));
   } else if (!is_forward(header.kind)) {
     const bool is_missing = header.kind == MessageKind::kNoGradient;
     const Key key{is_missing ? MessageKind::kGradient : header.kind, header.micro_batch, header.number};
@@ -287,12 +299,13 @@ void Mailbox::read(int stage, Letter letter) {
 void Mailbox::meet_end(Lane& other, const Header& end) {
   const auto found = records_.find(end.micro_batch);
   if (end.kind != MessageKind::kEnd || found == records_.end())
-    post_.refuse(str("stage ", other.stage, " has sent ", text_of(name_of(end)), " to stage ", post_.stage(),
-                     ", which has ended micro-batch ", end.micro_batch,
-                     found != records_.end() ? str(" after ", found->second.trace.size(), " operators") : "", kAdvice));
+    diverge(other, end.micro_batch,
+            str("stage ", other.stage, " has sent ", text_of(name_of(end)), " to stage ", post_.stage(),
+                ", which has ended micro-batch ", end.micro_batch,
+                found != records_.end() ? str(" after ", found->second.trace.size(), " operators") : ""));
   const Record& own = found->second;
   if (end.digest != own.digest || end.position != static_cast<int64_t>(own.trace.size()))
-    compare_traces(other, end.micro_batch);
+    diverge(other, end.micro_batch, other_operators(post_.stage(), other.stage, end.micro_batch));
   other.compared = end.micro_batch;
   const auto is_past = [&](const Lane& lane) {
     return lane.stage == post_.stage() || lane.compared >= end.micro_batch;
@@ -300,30 +313,67 @@ void Mailbox::meet_end(Lane& other, const Header& end) {
   if (std::ranges::all_of(lanes_, is_past)) records_.erase(found);
 }
 
-/// Two stages ran other operators in a micro-batch: both tell each other which.
-void Mailbox::compare_traces(Lane& other, int64_t micro_batch) {
-  const int stage = post_.stage();
-  const OperatorTrace own = records_.at(micro_batch).trace;
-  post_.send(other.stage, {.micro_batch = micro_batch, .kind = MessageKind::kTrace}, bytes_of(written(own)));
-  const Key key{MessageKind::kTrace, micro_batch, 0};
-  const auto begun = Clock::now();
-  const auto is_there = [&] { return other.aside.contains(key); };
-  (void)post_.wait_until([&] { return is_there() || Clock::now() - begun > kForTrace; });
-  if (!is_there())
-    post_.refuse(
-        str("stages ", stage, " and ", other.stage, " ran other operators in micro-batch ", micro_batch, kAdvice));
-  const std::vector<Ran> theirs = trace_in(text_in(other.aside.at(key).elements));
-  size_t i = 0;
-  while (i < own.size() && i < theirs.size() && own[i].second == theirs[i].digest && *own[i].first == theirs[i].op) ++i;
-  const std::string where = str(" as operator ", i, " of micro-batch ", micro_batch);
-  const auto ran = [](int of, const std::string* op, size_t count) {
-    return op != nullptr ? str("stage ", of, " ran ", *op) : str("stage ", of, " ended it after ", count, " operators");
+/// What a stage ran in a micro-batch.
+struct Mailbox::Trace {
+  const OperatorTrace* operators = nullptr;  // null: it is not known any more, or not yet
+  bool is_ended = false;
+};
+
+Mailbox::Trace Mailbox::trace_of(int64_t micro_batch) const {
+  if (const auto ended = records_.find(micro_batch); ended != records_.end()) return {&ended->second.trace, true};
+  return {followed_.first == micro_batch ? followed_.second : nullptr, false};
+}
+
+void Mailbox::send_trace(int stage, int64_t micro_batch, const std::string& text) {
+  const Trace own = trace_of(micro_batch);
+  post_.send(stage, {.micro_batch = micro_batch, .position = own.is_ended, .kind = MessageKind::kTrace},
+             bytes_of(text + '\0' + (own.operators != nullptr ? written(*own.operators) : "")));
+}
+
+/// Two stages do not run the same program, in this micro-batch or since: both tell each other what they ran in it, and
+/// name the first operator that differs, or say `text` where there is none.
+void Mailbox::diverge(Lane& other, int64_t micro_batch, const std::string& text) {
+  const WithoutInterception own_operators;
+  if (trace_of(micro_batch).operators == nullptr) post_.refuse(text + kAdvice);
+  is_diverging_ = true;
+  send_trace(other.stage, micro_batch, text);
+  const auto first_trace = [&] { return other.aside.lower_bound(Key{MessageKind::kTrace, INT64_MIN, 0}); };
+  const auto is_there = [&] {
+    const auto found = first_trace();
+    return found != other.aside.end() && std::get<0>(found->first) == MessageKind::kTrace &&
+           std::get<1>(found->first) <= micro_batch;
   };
-  const std::string* const mine = i < own.size() ? own[i].first : nullptr;
-  const std::string* const its = i < theirs.size() ? &theirs[i].op : nullptr;
-  if (mine != nullptr && its != nullptr && *mine == *its)
-    post_.refuse(str("stages ", stage, " and ", other.stage, " ran ", *mine, where, " with other arguments", kAdvice));
-  post_.refuse(str(ran(stage, mine, own.size()), " and ", ran(other.stage, its, theirs.size()), where, kAdvice));
+  const auto begun = Clock::now();
+  (void)post_.wait_until([&] { return is_there() || Clock::now() - begun > kForTrace; });
+  if (!is_there()) post_.refuse(text + kAdvice);
+  const Letter letter = first_trace()->second;
+  if (letter.header.micro_batch < micro_batch) {  // it has found another difference, in an earlier one
+    micro_batch = letter.header.micro_batch;
+    send_trace(other.stage, micro_batch, text);
+  }
+  const Trace own = trace_of(micro_batch);
+  const std::vector<Ran> mine = trace_in(own.operators != nullptr ? written(*own.operators) : ""),
+                         its = trace_in(after_text(text_in(letter.elements)));
+  const bool is_first = post_.stage() < other.stage;
+  const std::vector<Ran>&one = is_first ? mine : its, &two = is_first ? its : mine;
+  const int stage_one = std::min(post_.stage(), other.stage), stage_two = std::max(post_.stage(), other.stage);
+  size_t i = 0;
+  while (i < one.size() && i < two.size() && one[i].digest == two[i].digest && one[i].op == two[i].op) ++i;
+  const std::string where = str(" as operator ", i, " of micro-batch ", micro_batch);
+  const bool ends_one = i == one.size(), ends_two = i == two.size();
+  const bool is_ended = own.is_ended, has_its_ended = letter.header.position != 0;
+  if ((i == mine.size() && !is_ended) || (i == its.size() && !has_its_ended)) post_.refuse(text + kAdvice);
+  if (ends_one && ends_two)
+    post_.refuse(str("stages ", stage_one, " and ", stage_two, " ran the same operators and returned other tensors in ",
+                     "micro-batch ", micro_batch, kAdvice));
+  if (!ends_one && !ends_two && one[i].op == two[i].op)
+    post_.refuse(str("stages ", stage_one, " and ", stage_two, " ran ", one[i].op, where, " with other arguments, ",
+                     "or with gradients or autocast on in one of them", kAdvice));
+  const auto ran = [&](int stage, const std::vector<Ran>& trace) {
+    return i < trace.size() ? str("stage ", stage, " ran ", trace[i].op)
+                            : str("stage ", stage, " ended it after ", trace.size(), " operators");
+  };
+  post_.refuse(str(ran(stage_one, one), " and ", ran(stage_two, two), where, kAdvice));
 }
 
 /// Of stages that wait for each other one is past the operator of which the other one waits for a message, or both are
@@ -336,8 +386,9 @@ void Mailbox::check_waiting(const MessageName& name, int from) {
     if (other.sent >= std::pair(theirs.micro_batch, theirs.number)) continue;  // it is under way
     const std::pair at{theirs.micro_batch, theirs.position}, here{name.micro_batch, name.position};
     if (at > here || (at == here && other.stage != from)) continue;
-    post_.refuse(str(wait_text(other.stage, theirs, post_.stage()), ", which has not sent it and waits for ",
-                     text_of(name), " from stage ", from, kAdvice));
+    diverge(lane(other.stage), std::min(theirs.micro_batch, name.micro_batch),
+            str(wait_text(other.stage, theirs, post_.stage()), ", which has not sent it and waits for ", text_of(name),
+                " from stage ", from));
   }
 }
 

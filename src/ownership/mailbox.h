@@ -69,6 +69,8 @@ class Mailbox final : private Post::Reader {
   void send_output(int stage, int64_t micro_batch, int64_t number, const at::Tensor& output);
   void take_output(int stage, int64_t micro_batch, int64_t number, const at::Tensor& buffer);
 
+  /// A forward pass begins, in which `trace` grows, or is left (null). Errors name the first operator that differs.
+  void follow(int64_t micro_batch, const OperatorTrace* trace) { followed_ = {micro_batch, trace}; }
   /// Ends the forward of a micro-batch towards `stage`, and compares as soon as the other's end is there: `digest` is
   /// that of all operators, `trace` says by which they were made. To call for every other stage, with the same.
   void send_end(int stage, int64_t micro_batch, uint64_t digest, const OperatorTrace& trace);
@@ -120,7 +122,10 @@ class Mailbox final : private Post::Reader {
   at::Tensor room(int stage, const Header& header) override;
   void read(int stage, Letter letter) override;
   void meet_end(Lane& lane, const Header& end);
-  void compare_traces(Lane& lane, int64_t micro_batch);
+  struct Trace;
+  Trace trace_of(int64_t micro_batch) const;
+  void send_trace(int stage, int64_t micro_batch, const std::string& text);
+  [[noreturn]] void diverge(Lane& lane, int64_t micro_batch, const std::string& text);
   void check_waiting(const MessageName& name, int from);
   void await(int stage, const MessageName& name, const std::function<bool()>& is_there);
 
@@ -128,7 +133,9 @@ class Mailbox final : private Post::Reader {
   std::deque<Lane> lanes_;             // by stage; this one's is not used
   std::map<int64_t, Record> records_;  // by micro-batch: this stage's, while not every other one was compared with it
   int64_t ended_ = -1;                 // the greatest micro-batch
-  std::optional<Wanted> wanted_;       // by the take that waits
+  std::pair<int64_t, const OperatorTrace*> followed_ = {-1, nullptr};
+  bool is_diverging_ = false;
+  std::optional<Wanted> wanted_;  // by the take that waits
   int64_t messages_ = 0, bytes_ = 0;
   std::array<int64_t, kMessageKinds> waits_ = {};
 };

@@ -7,12 +7,15 @@
 #include "ownership/shadow.h"
 #include "ownership/wire.h"
 #include "trireme/base/error.h"
+#include "trireme/base/mix64.h"
 #include "trireme/comm/device_group.h"
 #include "trireme/intercept.h"
 
 namespace trireme {
 
-using ownership::MessageKind;
+namespace {
+const std::string kBackward = "backward()";  // in the trace of a micro-batch
+}
 
 class Ownership::Impl {
  public:
@@ -59,8 +62,12 @@ class Ownership::Impl {
   void enter(MicroBatch& micro_batch) {
     if (pass_.current() != nullptr) throw StateError("Ownership::Scope: another micro-batch's forward pass runs");
     pass_.set_current(&micro_batch);
+    mailbox_.follow(micro_batch.number, &micro_batch.trace);
   }
-  void leave() noexcept { pass_.set_current(nullptr); }
+  void leave() noexcept {
+    pass_.set_current(nullptr);
+    mailbox_.follow(-1, nullptr);
+  }
 
   void backward(const at::Tensor& root, const at::Tensor& gradient, const Scale& scale) {
     MicroBatch& now = current("backward");
@@ -73,6 +80,9 @@ class Ownership::Impl {
       throw ShapeError(str("backward: a tensor of sizes ", root.sizes(), " needs a gradient of these sizes, got ",
                            gradient.defined() ? str(gradient.sizes()) : "none"));
     now.has_root = true;
+    const uint64_t hash = hash_of(root);
+    now.digest = mix64(now.digest ^ hash);
+    now.trace.emplace_back(&kBackward, hash);
     if (home != nullptr && home->stage != stage()) return;
     const ChainFrom later_passes(kBehindOwnership, RandomStream::kModel);
     const at::Tensor from = scale ? scale(root) : root;
@@ -83,6 +93,8 @@ class Ownership::Impl {
 
   void end_forward(const std::vector<at::Tensor>& results) {
     MicroBatch& now = current("end_forward");
+    for (const at::Tensor& result : results) now.digest = mix64(now.digest ^ hash_of(result));
+    now.digest = mix64(now.digest ^ results.size());
     for (const at::Tensor& result : results) now.outputs.push_back(sent_or_expected(now, result));
     now.transfers.clear();
     for (int other = 0; other < stages(); ++other)
@@ -139,6 +151,14 @@ class Ownership::Impl {
   MicroBatch& current(const char* call) const {
     if (pass_.current() == nullptr) throw StateError(str(call, ": call it inside of a step function"));
     return *pass_.current();
+  }
+
+  /// Of what all stages know of a tensor.
+  uint64_t hash_of(const at::Tensor& tensor) {
+    const Home* const home = pass_.homes().find(tensor);
+    bool is_complete = true;
+    return mix64(ownership::key_of(0, {c10::IValue(tensor)}, is_complete).first ^
+                 static_cast<uint64_t>(home != nullptr ? home->stage + 1 : 0));
   }
 
   MicroBatch::Output sent_or_expected(MicroBatch& now, const at::Tensor& result) {

@@ -17,7 +17,10 @@ namespace {
 struct StubNode final : torch::autograd::Node {
   using Node::Node;
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override {
-    return torch::autograd::variable_list(num_outputs());
+    throw StateError(
+        "smp: a backward pass was started inside of a step function, at or through a tensor of another stage; call "
+        "model.backward(loss), which runs when the forward pass has ended (torch.autograd.grad() and create_graph are "
+        "not there yet)");
   }
   std::string name() const override { return "TriremeOtherStage"; }
 };

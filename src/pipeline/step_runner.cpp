@@ -76,23 +76,33 @@ class StepRunner::Impl {
   void end_window() {
     training_.condition().require_intact("step");
     const CallerScope caller("optimizer.step");
-    or_end([&] {
-      // A stage that has failed tells it here, before this one waits for it among the ranks of the step.
-      if (world_.size() > 1) all_->barrier();
-      training_.step().end_window();
-    });
+    require_equal_windows();
+    or_end([&] { training_.step().end_window(); });
+    passes_ = 0;
   }
 
   const std::string& pipeline() const { return last_; }
 
  private:
+  /// Throws on all ranks, or on none. A rank that has failed tells it here, before others wait for it in the step.
+  void require_equal_windows() {
+    const auto difference = or_end([&] { return first_difference(*all_, {passes_}); });
+    if (difference)
+      throw StateError(str("optimizer.step: since the last one ", *difference->of_rank_0,
+                           " micro-batches had a backward pass on rank 0 and ", *difference->of_rank, " on rank ",
+                           difference->rank,
+                           ", so that gradients would have other weights; run as many on every rank"));
+    if (passes_ == 0)
+      throw StateError("optimizer.step: no step since the last one called backward(); there are no gradients");
+  }
+
   using Open = std::vector<std::shared_ptr<Ownership::MicroBatch>>;
 
   static StepRunnerOptions checked(const StepRunnerOptions& options) {
     const std::array known{kInterleaved, kSimple, kSequential};
     if (std::ranges::count(known, std::string_view(options.pipeline)) == 0)
-      throw ConfigError(str("pipeline \"", options.pipeline, "\" is not one of \"interleaved\", \"simple\", ",
-                            "\"sequential\""));
+      throw ConfigError(
+          str("pipeline \"", options.pipeline, "\" is not one of \"interleaved\", \"simple\", ", "\"sequential\""));
     if (options.active_micro_batches < 0)
       throw ConfigError(str("active_microbatches ", options.active_micro_batches, ": use 1 or more, or 0 for the ",
                             "stages and two more"));
@@ -176,6 +186,7 @@ class StepRunner::Impl {
 
   void backward_pass(Ownership::MicroBatch& micro_batch, bool is_last) {
     if (!ownership_.has_root(micro_batch)) return;
+    ++passes_;
     training_.pager().defer_reductions(sums_whole_ && !is_last);
     for (int piece = ownership_.pieces(micro_batch) - 1; piece >= 0; --piece) {
       const Ownership::Roots roots = ownership_.receive_gradients(micro_batch, piece);
@@ -237,6 +248,7 @@ class StepRunner::Impl {
   std::optional<bool> is_monotone_;            ///< no stage has needed a later one, as far as programs have run
   bool runs_ahead_ = false;                    ///< the step, of other stages
   int64_t begun_ = 0;                          ///< micro-batches
+  int64_t passes_ = 0;                         ///< backward passes since end_window()
   std::string last_ = kSequential;
   std::string failed_in_;
 };

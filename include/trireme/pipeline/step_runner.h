@@ -25,8 +25,8 @@ struct StepRunnerOptions {
   int active_micro_batches = 0;
 };
 
-/// A step function is any program over the model: it calls backward() with its loss and returns tensors. Each stage runs
-/// all of it for each micro-batch; what a stage has parameters for is computed there.
+/// A step function is any program over the model: it calls backward() with its loss and returns tensors. Each stage
+/// runs all of it for each micro-batch; what a stage has parameters for is computed there.
 ///
 /// Every method is collective over the grid's world. After an error that came out of a step nothing but the end of the
 /// Training is left: other stages wait for what does not come.
@@ -52,6 +52,8 @@ class StepRunner {
   /// Inside of a program: backward begins from `root` when the micro-batch's forward pass has ended.
   void backward(const at::Tensor& root, const at::Tensor& gradient = {});
   /// The optimizer's step over what has been added up.
+  /// Throws    StateError, after which the engine goes on: no backward pass since the last one, or ranks ran another
+  ///           number of them.
   void end_window();
 
   /// The schedule that the last step ran by.
