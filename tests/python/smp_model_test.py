@@ -107,6 +107,36 @@ class Programs(Case):
         self.assertEqual(found[1], alone[1])
         self.assertEqual(found[0][0][0][1], ["first"] * 4)
 
+    def test_evaluation_between_training_in_each_mode(self):
+        for mode in ("contextlib.nullcontext()", "torch.no_grad()", "torch.inference_mode()"):
+            with self.subTest(mode):
+                text = f"""
+    begin()
+    model = smp.DistributedModel(Mlp(0.1))
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    @smp.step
+    def evaluate(x, y):
+        return model(x, y)
+    @smp.step
+    def train_step(x, y):
+        loss = model(x, y)
+        model.backward(loss)
+        return loss
+    def evaluated(batch):
+        model.eval()
+        with {mode}:
+            losses = [loss.item() for loss in evaluate(*batch).outputs]
+        model.train()
+        return losses
+    result, batches = [], mlp_batches(3)
+    for batch in batches:
+        result.append([loss.item() for loss in train_step(*batch).outputs])
+        optimizer.step()
+        optimizer.zero_grad()
+        result.append(evaluated(batch))
+"""
+                self.assertEqual(self.ran(2, text), self.ran(1, text))
+
     def test_hooks_and_what_is_local(self):
         found = self.ran(2, """
     begin()
@@ -186,6 +216,21 @@ class Faults(Case):
 """
 
     def test_an_exception_on_one_rank_is_told_on_every_rank(self):
+        found = self.ran(2, """
+    begin()
+    class Bad(Mlp):
+        def forward(self, x, y):
+            raise KeyError("of the model")
+    model = smp.DistributedModel(Bad())
+    @smp.step
+    def train_step(x, y):
+        model.backward(model(x, y))
+    result = smp.state.world.gather(str(told(lambda: train_step(*mlp_batches()[0]))))
+    with torch.inference_mode():
+        result.append(told(lambda: train_step(*mlp_batches()[0])))
+""")
+        self.assertEqual(found[:2], ["KeyError: 'of the model'", "StateError: smp: rank 0 could not partition the model: KeyError: 'of the model'"])
+        self.assertIn("StateError: smp: the model would get its stages inside of torch.inference_mode()", found[2])
         for when in ("before it calls the model", "in training"):
             found = self.ran(2, self._TOLD + f"""
     fails = {when == "before it calls the model"}
@@ -262,9 +307,22 @@ class Faults(Case):
                 "StateError: DistributedModel: a call outside of a @smp.step function", "StateError: DistributedModel.backward(): a call outside of a @smp.step function",
                 "StateError: optimizer.step(): the model's tensors have no stages yet", "forgets() has not called the model",
                 "StateError: smp.step: gradients of the optimizer.step() before were not dropped", "", "StateError: optimizer.step(): no step function has called backward()",
-                "", "UnsupportedError: optimizer.step(): this model is stepped by another optimizer", "UnsupportedError: torch.nn.utils.clip_grad_norm_: gradients of an",
+                "StateError: SGD.step(): gradients of an smp.DistributedModel are not in .grad", "UnsupportedError: optimizer.step(): this model is stepped by another optimizer", "UnsupportedError: torch.nn.utils.clip_grad_norm_: gradients of an",
                 "None"], strict=True):
             self.assertIn(part, str(text))
+
+    def test_an_optimizer_without_a_parameter_is_refused_on_every_rank(self):
+        found = self.ran(2, self._TOLD + """
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(list(model.parameters())[:-1], lr=0.1))
+    @smp.step
+    def train_step(x, y): model.backward(model(x, y))
+    train_step(*batches[0])
+    result = everywhere(told(optimizer.step))
+    result.append(told(smp.DistributedOptimizer(torch.optim.SGD(model.local_parameters(), lr=0.1)).step))
+""")
+        text = "UnsupportedError: optimizer: 1 parameters require gradients and are in no group: layers.7.bias; add them, or freeze them by requires_grad_(False)"
+        self.assertEqual([one[:len(text)] for one in found[:2]], [text, text])
+        self.assertIsNone(found[2])
 
     def test_what_is_not_there_yet_is_refused_by_name(self):
         found = self.ran(2, self._TOLD + """

@@ -26,6 +26,7 @@ class StepEngine(Engine):
     _knows_micro_batch = False
     layout_call, remake, anew = "the first optimizer.step()", "make the model and its optimizer anew", "start the program again"
     clips_otherwise = "gradients of an smp.DistributedModel are not in .grad, and the norm of the whole model is not there yet; leave the call out"
+    steps_otherwise = "gradients of an smp.DistributedModel are not in .grad, so it would change nothing; give it to smp.DistributedOptimizer()"
 
     def __init__(self, module, homes, *, sums=False, calls_per_step=1):
         self.homes = _under_all_names(module, homes)

@@ -100,6 +100,9 @@ class DistributedModel(torch.nn.Module):
 
     def partition(self, args=(), kwargs=None):
         """Gives tensors their homes, by the arguments of a call of the model on rank 0. Collective."""
+        if torch.is_inference_mode_enabled():
+            raise StateError("smp: the model would get its stages inside of torch.inference_mode(), which ends what watches operators when it ends; use torch.no_grad() "
+                             "for the first step")
         homes = _decided(self.module, args, kwargs)
         self.__dict__["_engine"] = StepEngine(self.module, homes, **self._options)
         if ranks.pp_size() > 1:

@@ -1,4 +1,5 @@
 """@smp.step: a function that every rank runs on each micro-batch, over the stages of the model."""
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -58,7 +59,8 @@ class Step:
         batches = self._splitter.split(args, kwargs, micro_batches)
         if not model.partitioned:
             self._partition(model, batches)
-        return self._run(model, batches)
+        with _without_inference_mode():
+            return self._run(model, batches)
 
     def _partition(self, model, batches):
         """Runs until the model is called, whose tensors get their homes then. Collective."""
@@ -95,6 +97,16 @@ class Step:
         result = merged([filled(template, tensors) for template, tensors in zip(templates, outputs)])
         model.finish_step()
         return result
+
+
+@contextlib.contextmanager
+def _without_inference_mode():
+    """No gradients in place of inference mode, whose tensors have no versions, by which stages know what they have."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 @dataclasses.dataclass(frozen=True)
