@@ -84,7 +84,7 @@ Layer layer_of(Ownership& ownership, std::optional<int> stage) {
   });
 }
 
-/// What a layer is to the stage that is measured.
+/// A layer, as the stage that is measured sees it.
 struct Variant {
   const char* name;
   const Layer* layer;

@@ -88,7 +88,8 @@ MAKERS = {"one": make_plain, "smp": make_smp, "module": make_module, "torch": ma
 
 
 def make_layers(torch, smoke):
-    """A step over transformers' Llama with all layers on stage 1, and the seconds that stage 0 spends on each of them."""
+    """A step over transformers' Llama with all layers on stage 1, and the seconds that stage 0 spends on each of
+    them."""
     import transformers
     import trireme.smp as smp
     layers = 2 if smoke else 12

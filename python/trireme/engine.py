@@ -34,7 +34,8 @@ class Engine(ModelFiles, torch.nn.Module):
     _knows_micro_batch = True  # the program has said how many samples its batches have
     # Words of errors: the call that laid memory out, and the calls that do so anew
     layout_call, remake, anew = "initialize()", "engine.destroy() and initialize() again", "make a new one with initialize()"
-    # Why clip_grad_norm_() and an optimizer beside the engine are refused; None: the program is told that they do nothing
+    # Why clip_grad_norm_() and an optimizer beside the engine are refused; None: the program is told that they do
+    # nothing
     clips_otherwise = steps_otherwise = None
 
     def __init__(self, model, config, *, origin="config", optimizer=None, model_parameters=None, lr_scheduler=None, output="", unmanaged=()):

@@ -65,8 +65,8 @@ std::vector<c10::IValue> values_from(const std::string& bytes) {
 
 }  // namespace
 
-at::Tensor Exchange::use(OperatorCall& call, const OperatorFacts& facts, const at::Tensor& tensor, int home,
-                              int stage, const Next& next) {
+at::Tensor Exchange::use(OperatorCall& call, const OperatorFacts& facts, const at::Tensor& tensor, int home, int stage,
+                         const Next& next) {
   MicroBatch& now = *now_;
   if (home == stage && !now.transfers.has_any()) return {};
   const bool needs = needs_gradient(tensor);
@@ -124,11 +124,7 @@ std::vector<c10::IValue> Exchange::hear_values(const OperatorFacts& facts, int f
 }
 
 MessageName Exchange::name(MessageKind kind, int64_t number, const OperatorFacts& facts) const {
-  return {.micro_batch = now_->number,
-          .number = number,
-          .kind = kind,
-          .position = now_->position,
-          .op = facts.name};
+  return {.micro_batch = now_->number, .number = number, .kind = kind, .position = now_->position, .op = facts.name};
 }
 
 }  // namespace trireme::ownership

@@ -1,4 +1,4 @@
-// What a stage sends the others while the forward pass of a micro-batch runs, and gets of them.
+// Messages of a stage with the others while the forward pass of a micro-batch runs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,7 @@
 
 namespace trireme::ownership {
 
-/// Of the micro-batch that is set. Both sides of a message know its number.
+/// Messages of the micro-batch that is set. Both sides of a message know its number.
 class Exchange {
  public:
   Exchange(int stage, int stages, Mailbox& mailbox) : stage_(stage), stages_(stages), mailbox_(mailbox) {}

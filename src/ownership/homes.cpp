@@ -24,7 +24,8 @@ uint64_t hash_of(std::string_view name) {
 bool is_tensor_type(const c10::Argument& argument) {
   const c10::TypePtr& type = argument.type();
   if (type->kind() == c10::TypeKind::TensorType) return true;
-  if (type->kind() == c10::TypeKind::OptionalType) return type->expectRef<c10::OptionalType>().getElementType()->kind() == c10::TypeKind::TensorType;
+  if (type->kind() == c10::TypeKind::OptionalType)
+    return type->expectRef<c10::OptionalType>().getElementType()->kind() == c10::TypeKind::TensorType;
   return type->kind() == c10::TypeKind::ListType &&
          type->expectRef<c10::ListType>().getElementType()->isSubtypeOf(*c10::TensorType::get());
 }
@@ -130,9 +131,9 @@ std::optional<Home> home_of(const OperatorFacts& facts, const HomedArguments& ar
   for (const HomedArgument& one : arguments) {
     if (one.argument < 64 && (facts.written >> one.argument & 1)) {
       if (written != nullptr && written->home.stage != one.home.stage)
-        throw Error(ErrorCode::kUnsupported, str("smp: ", facts.name, " writes tensors of stage ", written->home.stage,
-                                                 " and of stage ", one.home.stage,
-                                                 " in one call; write them by a call each"));
+        throw Error(ErrorCode::kUnsupported,
+                    str("smp: ", facts.name, " writes tensors of stage ", written->home.stage, " and of stage ",
+                        one.home.stage, " in one call; write them by a call each"));
       if (written == nullptr) written = &one;
     }
     if (facts.range_from >= 0 && one.argument >= static_cast<size_t>(facts.range_from))

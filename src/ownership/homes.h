@@ -15,25 +15,25 @@
 
 namespace trireme::ownership {
 
-/// What of an operator decides where it runs and what the other stages have to be told.
+/// Facts of an operator that decide where it runs and what the other stages have to be told.
 struct OperatorFacts {
-  std::string name;            ///< with its overload
-  uint64_t hash = 0;           ///< of the name: the same in every process
-  bool is_each = false;        ///< element by element (OperatorRole::kEach)
-  bool reads_nothing = false;  ///< OperatorRole::kNone
-  bool gives_values = false;   ///< its results are numbers, not tensors: a program reads a value
-  int view_of = -1;            ///< the argument of which the result is a view, by the schema
-  uint64_t written = 0;        ///< as OperatorTraits::written, and what is written without the schema saying so
-  bool tells_each = false;     ///< the sizes of results depend on values
-  bool tells_by_index = false; ///< they do where an index is a mask
-  int range_from = -1;         ///< the first argument in which the range of a view is, as values
+  std::string name;             ///< with its overload
+  uint64_t hash = 0;            ///< of the name: the same in every process
+  bool is_each = false;         ///< element by element (OperatorRole::kEach)
+  bool reads_nothing = false;   ///< OperatorRole::kNone
+  bool gives_values = false;    ///< its results are numbers, not tensors: a program reads a value
+  int view_of = -1;             ///< the argument of which the result is a view, by the schema
+  uint64_t written = 0;         ///< as OperatorTraits::written, and what is written without the schema saying so
+  bool tells_each = false;      ///< the sizes of results depend on values
+  bool tells_by_index = false;  ///< they do where an index is a mask
+  int range_from = -1;          ///< the first argument in which the range of a view is, as values
 };
 OperatorFacts facts_of(const OperatorCall& call);
 
 /// An argument of an operator, or a tensor of a list among its arguments, that has a home.
 struct HomedArgument {
-  size_t argument = 0;  ///< index among the arguments
-  size_t item = 0;      ///< in its list, else 0
+  size_t argument = 0;                 ///< index among the arguments
+  size_t item = 0;                     ///< in its list, else 0
   const at::Tensor* tensor = nullptr;  ///< where the arguments have it, until one of them is replaced
   Home home = {};
 };
@@ -62,7 +62,8 @@ class Homes {
     size_t operator()(const c10::StorageImpl* storage) const { return reinterpret_cast<uintptr_t>(storage) >> 4; }
   };
   static constexpr size_t kSweepAt = 512;
-  ska::flat_hash_map<const c10::StorageImpl*, Entry, Hash> table_;  // a StorageTable is slower by half of an operator's cost
+  ska::flat_hash_map<const c10::StorageImpl*, Entry, Hash>
+      table_;  // a StorageTable is slower by half of an operator's cost
   size_t sweep_at_ = kSweepAt;
 };
 

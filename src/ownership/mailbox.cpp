@@ -159,7 +159,7 @@ void Mailbox::send_end(int stage, int64_t micro_batch, uint64_t digest, const Op
   const auto operators = static_cast<int64_t>(trace.size());
   send(stage, {micro_batch, INT64_MAX, MessageKind::kEnd, operators, ""}, digest, {});
   Lane& other = lane(stage);
-  // What came before this stage had ended the micro-batch, too.
+  // Ends that came before this stage had ended the micro-batch, too.
   while (!other.forward.empty() && other.forward.front().header.micro_batch <= micro_batch) {
     const Letter letter = std::move(other.forward.front());
     other.forward.pop_front();
@@ -313,7 +313,7 @@ void Mailbox::meet_end(Lane& other, const Header& end) {
   if (std::ranges::all_of(lanes_, is_past)) records_.erase(found);
 }
 
-/// What a stage ran in a micro-batch.
+/// The operators that a stage ran in a micro-batch.
 struct Mailbox::Trace {
   const OperatorTrace* operators = nullptr;  // null: it is not known any more, or not yet
   bool is_ended = false;
@@ -376,7 +376,7 @@ void Mailbox::diverge(Lane& other, int64_t micro_batch, const std::string& text)
   post_.refuse(str(ran(stage_one, one), " and ", ran(stage_two, two), where, kAdvice));
 }
 
-/// Of stages that wait for each other one is past the operator of which the other one waits for a message, or both are
+/// Two stages wait for each other: one is past the operator of which the other one waits for a message, or both are
 /// at the same one: it will never be sent.
 void Mailbox::check_waiting(const MessageName& name, int from) {
   for (const Lane& other : lanes_) {

@@ -1,4 +1,4 @@
-// What the stages of a step function send each other: values, sizes, gradients, and what tells that they do not run the
+// Messages of the stages of a step function: values, sizes, gradients, and those that tell that they do not run the
 // same program.
 //
 // The main idea: stages run the same operators, so that both sides of a message know its name. A message goes with its
@@ -24,7 +24,7 @@
 
 namespace trireme::ownership {
 
-/// What both sides know of a message without it.
+/// The name of a message, which both sides know without it.
 struct MessageName {
   int64_t micro_batch;  ///< of the run
   int64_t number;       ///< within the micro-batch, sender and receiver; ascends. A gradient's: its value's
@@ -90,12 +90,12 @@ class Mailbox final : private Post::Reader {
   /// Sent by this stage, without those by which stages find out that they have diverged, or are done.
   int64_t messages() const { return messages_; }
   int64_t bytes() const { return bytes_; }  ///< of what they bring, beside their names
-  /// Of those that this stage has taken, the ones that were not there yet.
+  /// Messages that this stage has taken and that were not there yet.
   int64_t waits(MessageKind kind) const { return waits_[static_cast<size_t>(kind)]; }
 
  private:
   using Key = std::tuple<MessageKind, int64_t, int64_t>;  // what is taken in any order: kind, micro-batch, number
-  /// What came from another stage, and went there.
+  /// Messages that came from another stage, and went there.
   struct Lane {
     int stage;
     std::deque<Letter> forward = {};

@@ -14,7 +14,8 @@ void MicroBatch::visit(const OperatorFacts& facts, int stage) {
 void MicroBatch::come_back(const OperatorFacts& facts, int from, int to) {
   if (stays_ahead)
     throw StateError(str("smp: ", facts.name, " of micro-batch ", number, " is computed on stage ", to,
-                         " and needs stage ", from, " before, which no micro-batch has needed so far, so that stages run "
+                         " and needs stage ", from,
+                         " before, which no micro-batch has needed so far, so that stages run "
                          "ahead of each other; write \"pipeline\": \"sequential\" for a program that comes back to a "
                          "stage now and then"));
   comes_back = true;

@@ -1,4 +1,4 @@
-// What is held of one micro-batch.
+// The state of one micro-batch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,11 +23,11 @@ struct MicroBatch {
   Pieces pieces = {};
   Transfers transfers = {};
   int64_t position = 0;  ///< operators so far
-  int64_t randoms = 0;  ///< of them those that draw
-  uint64_t digest = 0;  ///< of all operators, homes and sizes
+  int64_t randoms = 0;   ///< of them those that draw
+  uint64_t digest = 0;   ///< of all operators, homes and sizes
   OperatorTrace trace = {};
   std::vector<int64_t> sent = {}, received = {};  ///< numbers of messages, by stage
-  /// Of gradients that come back, until they have come.
+  /// Sizes of gradients that come back, until they have come.
   struct Sizes {
     std::vector<int64_t> sizes;
     at::ScalarType dtype;
@@ -35,11 +35,11 @@ struct MicroBatch {
   std::map<TransferId, Sizes> gradient_sizes = {};
   std::vector<int> visits = {};
   bool comes_back = false;  ///< a stage needs a later one's forward pass
-  bool has_root = false;  ///< backward begins somewhere, here or on another stage
+  bool has_root = false;    ///< backward begins somewhere, here or on another stage
   /// One tensor that the program returned.
   struct Output {
     at::Tensor tensor;  ///< detached; a shadow until it has come
-    int stage = -1;  ///< from which it comes; -1: it is here
+    int stage = -1;     ///< from which it comes; -1: it is here
     int64_t number = 0;
   };
   std::vector<Output> outputs = {};
@@ -48,9 +48,8 @@ struct MicroBatch {
   void visit(const OperatorFacts& facts, int stage);
   /// An operator of stage `to` needs stage `from`, a later one. Throws StateError: it stays ahead.
   void come_back(const OperatorFacts& facts, int from, int to);
-  /// What other stages compare: an operator with its home, -1 where there is none.
+  /// Notes what other stages compare: an operator with its home, -1 where there is none.
   void note(const OperatorFacts& facts, const Key& key, int stage);
 };
-
 
 }  // namespace trireme::ownership

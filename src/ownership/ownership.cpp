@@ -153,7 +153,7 @@ class Ownership::Impl {
     return *pass_.current();
   }
 
-  /// Of what all stages know of a tensor.
+  /// Facts of a tensor that all stages know.
   uint64_t hash_of(const at::Tensor& tensor) {
     const Home* const home = pass_.homes().find(tensor);
     bool is_complete = true;

@@ -51,7 +51,8 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
         "smp: a backward pass was started inside of a step function; call model.backward(loss), which runs when the "
         "forward pass has ended (torch.autograd.grad() and create_graph are not there yet)");
   MicroBatch& now = *current_;
-  if (call.traits.random) call.seed = mix64(mix64(now.seed ^ static_cast<uint64_t>(now.number)) ^ static_cast<uint64_t>(++now.randoms));
+  if (call.traits.random)
+    call.seed = mix64(mix64(now.seed ^ static_cast<uint64_t>(now.number)) ^ static_cast<uint64_t>(++now.randoms));
   if (stages_ == 1) return next(call);
   ++now.position;
   const OperatorFacts& facts = facts_of(call);
@@ -95,8 +96,8 @@ void OwnershipPass::run_replicated(OperatorCall& call, const OperatorFacts& fact
 
 // --- operators of this stage ---------------------------------------------------------------------------------------
 
-void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed, const Home& home,
-                            const Next& next) {
+void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed,
+                            const Home& home, const Next& next) {
   ++counters_.own;
   bool is_complete = true;
   const Key key = key_of(facts.hash, call.arguments(), is_complete);
@@ -110,8 +111,9 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   std::vector<c10::IValue> arguments;
   if (!replaced.empty() || facts.written != 0 || may_follow) arguments = call.arguments().vec();
 
-  const bool reads_sizes_of_others =
-      facts.view_of >= 0 && std::ranges::any_of(homed, [&](const HomedArgument& one) { return one.home.stage != stage_; });
+  const bool reads_sizes_of_others = facts.view_of >= 0 && std::ranges::any_of(homed, [&](const HomedArgument& one) {
+                                       return one.home.stage != stage_;
+                                     });
   if (reads_sizes_of_others)
     call.op.redispatchBoxed(call.keys, &call.stack);
   else
@@ -184,8 +186,8 @@ bool OwnershipPass::is_written(const OperatorCall& call, const HomedArgument& on
   return one.argument < 64 && (call.traits.written >> one.argument & 1);
 }
 
-/// Of a view, other arguments give sizes or dtypes, which every stage knows. A view is no use of its argument either:
-/// what is made of it is, wherever.
+/// Arguments of a view beside the viewed one give sizes or dtypes, which every stage knows. A view is no use of its
+/// argument either: what is made of it is, wherever.
 bool OwnershipPass::is_needed(const OperatorFacts& facts, const HomedArgument& one) {
   return facts.view_of < 0 || static_cast<int>(one.argument) == facts.view_of;
 }
@@ -277,7 +279,9 @@ void OwnershipPass::view_originals(OperatorCall& call, const ToldCall& told, con
   size_t next = 0;
   for (const ToldCall::Return& result : told.returns)
     for (const ToldTensor& one : result.tensors) {
-      const auto is_source = [&](const Replaced& it) { return !it.is_received && it.used.is_same(used[one.shares_with]); };
+      const auto is_source = [&](const Replaced& it) {
+        return !it.is_received && it.used.is_same(used[one.shares_with]);
+      };
       if (std::ranges::any_of(replaced, is_source)) current_->pieces.made_view(views[next], views_of_used[next]);
       ++next;
     }
@@ -305,9 +309,8 @@ void OwnershipPass::take_written(const OperatorFacts& facts, const c10::Operator
     for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
       if (!tensor.defined() || homes_.find(tensor) != nullptr) return;
       if (StorageHandle::owner_of(*tensor.storage().unsafeGetStorageImpl()) != nullptr)
-        throw Error(ErrorCode::kUnsupported,
-                    str("smp: ", op.schema().name(), " writes what stage ", home.stage,
-                        " has computed into a parameter that no stage was given"));
+        throw Error(ErrorCode::kUnsupported, str("smp: ", op.schema().name(), " writes what stage ", home.stage,
+                                                 " has computed into a parameter that no stage was given"));
       homes_.set(tensor.storage(), born(home));
       if (home.stage != stage_) make_remote(tensor, born(home), "");
     });
@@ -329,7 +332,8 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
   current_->note(facts, key, home.stage);
   for (const HomedArgument& one : homed)
     if (facts.view_of < 0)
-      exchange_.use(call, facts, is_written(call, one) ? with_base(*one.tensor) : *one.tensor, one.home.stage, home.stage, next);
+      exchange_.use(call, facts, is_written(call, one) ? with_base(*one.tensor) : *one.tensor, one.home.stage,
+                    home.stage, next);
   if (facts.reads_nothing) return call.op.redispatchBoxed(call.keys, &call.stack);
   if (facts.gives_values) {
     std::vector<c10::IValue> values = exchange_.hear_values(facts, home.stage);
@@ -369,7 +373,7 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
   make_results(call, *told, tensors, born(home));
 }
 
-/// What the program has written has another version, and needs a gradient where it does on its stage.
+/// Tensors that the program has written have another version, and need a gradient where they do on their stage.
 void OwnershipPass::note_writes(const OperatorFacts& facts, const ToldCall& told, c10::ArrayRef<c10::IValue> arguments,
                                 const std::vector<at::Tensor>& tensors) {
   if (facts.written == 0) return;

@@ -68,8 +68,7 @@ class OwnershipPass final : public Pass {
   Replacements bring(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed, bool uses,
                      const Next& next);
   bool is_view(const OperatorCall& call, const OperatorFacts& facts, const ToldCall* known, const Next& next);
-  static std::vector<at::Tensor> originals_of(c10::ArrayRef<c10::IValue> arguments,
-                                              const Replacements& replaced);
+  static std::vector<at::Tensor> originals_of(c10::ArrayRef<c10::IValue> arguments, const Replacements& replaced);
   void follow(const OperatorCall& call, const ToldCall& told, const std::vector<at::Tensor>& views_of,
               torch::jit::Stack stack);
   static void give_back(OperatorCall& call, const Replacements& replaced);

@@ -24,7 +24,7 @@ using namespace std::chrono_literals;
 constexpr auto kBetweenPolls = 20ms;  // of the embedding program's hook
 constexpr auto kForLeaving = 500ms;   // until what was sent has left, before the group ends
 
-/// What fits into a header.
+/// Text that fits into a header.
 template <size_t kRoom>
 std::string_view cut_to(const char (&)[kRoom], std::string_view text) {
   return text.substr(0, kRoom - 1);

@@ -30,7 +30,7 @@ enum class MessageKind : uint8_t {
 };
 inline constexpr size_t kMessageKinds = 11;
 
-/// What goes before the elements. Unused bytes are 0.
+/// The header, which goes before the elements. Unused bytes are 0.
 struct Header {
   uint64_t mark = kMark;
   int64_t micro_batch = 0, number = 0, position = 0;
@@ -70,7 +70,7 @@ struct Letter {
 /// end one receive is posted for every other stage; between two steps none is, which a backend might count as late.
 class Post {
  public:
-  /// Who reads what comes.
+  /// The reader of what comes.
   class Reader {
    public:
     virtual ~Reader() = default;

@@ -37,7 +37,8 @@ void make_remote(const at::Tensor& tensor, const Home& home, const std::string& 
 /// That of a storage that is remote; null: it is not.
 const Home* remote_home(c10::StorageImpl& storage) noexcept;
 
-/// A node of autograd's with edges to `arguments` that never runs: it makes grad_fn, is_leaf and checks of writes right.
+/// A node of autograd's with edges to `arguments` that never runs: it makes grad_fn, is_leaf and checks of writes
+/// right.
 NodePtr make_stub(const std::vector<at::Tensor>& arguments);
 
 /// `shadow` has been written, by an operator whose result needs a gradient or not.

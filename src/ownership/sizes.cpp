@@ -132,9 +132,9 @@ std::string ToldCall::text() const {
   std::string text;
   for (const Return& result : returns)
     for (const ToldTensor& tensor : result.tensors)
-      text += str(text.empty() ? "" : ", ", at::IntArrayRef(tensor.sizes), " of strides ",
-                  at::IntArrayRef(tensor.strides), " in ", tensor.dtype, tensor.requires_grad ? " with" : " without",
-                  " a gradient");
+      text +=
+          str(text.empty() ? "" : ", ", at::IntArrayRef(tensor.sizes), " of strides ", at::IntArrayRef(tensor.strides),
+              " in ", tensor.dtype, tensor.requires_grad ? " with" : " without", " a gradient");
   return text.empty() ? "nothing" : text;
 }
 
@@ -145,8 +145,7 @@ Key key_of(uint64_t operator_hash, c10::ArrayRef<c10::IValue> arguments, bool& i
             static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())));
   for (const c10::DeviceType type : {c10::kCPU, c10::kCUDA})
     if (at::autocast::is_autocast_enabled(type))
-      maker.add(static_cast<uint64_t>(type) << 16 |
-                static_cast<uint64_t>(at::autocast::get_autocast_dtype(type)) << 1 |
+      maker.add(static_cast<uint64_t>(type) << 16 | static_cast<uint64_t>(at::autocast::get_autocast_dtype(type)) << 1 |
                 static_cast<uint64_t>(at::autocast::is_autocast_cache_enabled()));
   is_complete = true;
   for (const c10::IValue& argument : arguments) is_complete = maker.add(argument) && is_complete;
@@ -156,8 +155,9 @@ Key key_of(uint64_t operator_hash, c10::ArrayRef<c10::IValue> arguments, bool& i
 ArgumentTensors::ArgumentTensors(c10::ArrayRef<c10::IValue> arguments) {
   const auto add = [&](const at::Tensor& tensor) {
     const bool has_storage = tensor.defined() && tensor.has_storage();
-    tensors_.emplace_back(tensor.defined() ? tensor.unsafeGetTensorImpl() : nullptr,
-                          has_storage ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr);
+    tensors_.emplace_back(
+        tensor.defined() ? tensor.unsafeGetTensorImpl() : nullptr,
+        has_storage ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr);
     if (tensor.defined() && tensor.use_count() == 1) kept_.push_back(tensor);
   };
   for (const c10::IValue& argument : arguments) {

@@ -1,4 +1,4 @@
-// What the stage that runs an operator tells the others of its results, and the key by which they find it again.
+// Sizes of results, which the stage that runs an operator tells the others, and the key by which they find them again.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -71,7 +71,7 @@ class ArgumentTensors {
   c10::SmallVector<at::Tensor, 2> kept_;  ///< those that nobody else has: another one could get their address
 };
 
-/// What is to be told of a call with `arguments`, as the program gave them, that had `results`.
+/// The results to be told of a call with `arguments`, as the program gave them, that had `results`.
 /// Throws    Error(kUnsupported) that names `op`: a result without a storage, such as a sparse one.
 ToldCall told_of(const std::string& op, const ArgumentTensors& arguments, c10::ArrayRef<c10::IValue> results);
 

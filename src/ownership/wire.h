@@ -31,7 +31,7 @@ struct Layout {
 };
 /// Throws    Error(kUnsupported): it has no strides, as a sparse one.
 Layout layout_of(const at::Tensor& tensor);
-/// What of `layout` a contiguous tensor of the same sizes and dtype does not have; empty: nothing.
+/// The part of `layout` that a contiguous tensor of the same sizes and dtype does not have; empty: none.
 std::string told_strides(const Layout& layout);
 /// Throws    CommError(kDiverged): other bytes.
 Layout layout_from(at::IntArrayRef sizes, at::ScalarType dtype, const std::string& told);

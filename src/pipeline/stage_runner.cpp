@@ -70,7 +70,8 @@ class StageRunner::Impl {
         messages_(served(*message_group_, message_devices_), training.pager().device(), options.dynamic_shapes),
         feed_(*all_, has_part(0) || has_last_part()),
         sums_whole_(trireme::sums_whole_gradients(training, world_)),
-        work_(training, checked(model_), feed_, served(*tied_group_, tied_devices_), schedule_.current(), sums_whole_) {}
+        work_(training, checked(model_), feed_, served(*tied_group_, tied_devices_), schedule_.current(), sums_whole_) {
+  }
 
   at::Tensor train_batch(const MicroBatches& data) {
     training_.condition().require_intact("train_batch");
@@ -167,7 +168,8 @@ class StageRunner::Impl {
     const std::string text =
         str(CallerScope::current("pipeline"), failed_in_.empty() ? " failed" : " failed in ", failed_in_, ": ", why);
     training_.condition().fail(text);
-    for (Group* const group : {all_.get(), message_devices_.get(), tied_devices_.get(), message_group_.get(), tied_group_.get()})
+    for (Group* const group :
+         {all_.get(), message_devices_.get(), tied_devices_.get(), message_group_.get(), tied_group_.get()})
       if (group != nullptr) group->abort(text);
     const TrainingGroups& groups = training_.groups();
     std::set<Group*> all{&groups.sums, &groups.stage, &groups.model};

@@ -74,8 +74,8 @@ void own_all(Ownership& ownership, const torch::nn::Module& model, const std::ma
 
 }  // namespace
 
-detail::OwnedStage::OwnedStage(Group& world, const Topology& topology, torch::nn::Module& model, const StageOf& stage_of,
-                               const InitializeOptions& given)
+detail::OwnedStage::OwnedStage(Group& world, const Topology& topology, torch::nn::Module& model,
+                               const StageOf& stage_of, const InitializeOptions& given)
     : grid(std::make_unique<Grid>(world, topology)), options(given) {
   Group& stages = grid->along({"pipe"});
   set_stages(options, stages.size());

@@ -109,8 +109,10 @@ void bind_step_engine(py::module_& module) {
       .def("leave", [](OwnedEngine& self) { self.leave(); })
       .def("update", &update, py::arg("changes"))
       .def("set_optimizer", &set_optimizer, py::arg("config"), py::arg("groups"), py::arg("make_client"))
-      .def("divide_gradients_by", [](OwnedEngine& self, std::optional<int64_t> divisor) { self.divide_gradients_by(divisor); },
-           py::arg("divisor"))
+      .def(
+          "divide_gradients_by",
+          [](OwnedEngine& self, std::optional<int64_t> divisor) { self.divide_gradients_by(divisor); },
+          py::arg("divisor"))
       .def("home_of",
            [](const OwnedEngine& self, const at::Tensor& tensor) -> std::optional<int> {
              const auto home = self.home_of(tensor);

@@ -51,7 +51,9 @@ OwnedProgram mlp() {
             backward(loss);
             return Tensors{loss};
           },
-          [](int m) { return Tensors{numbers(m, {4, 8}), numbers(m, {4, 4}, 1)}; }};
+          [](int m) {
+            return Tensors{numbers(m, {4, 8}), numbers(m, {4, 4}, 1)};
+          }};
 }
 
 /// Batch norm and dropout on both stages (program 1 of the design).
@@ -74,7 +76,9 @@ OwnedProgram cnn() {
             backward(loss);
             return Tensors{out, loss};
           },
-          [](int m) { return Tensors{numbers(m, {3, 1, 12, 12}), classes(m, {3}, 5)}; }};
+          [](int m) {
+            return Tensors{numbers(m, {3, 1, 12, 12}), classes(m, {3}, 5)};
+          }};
 }
 
 /// An embedding that is the head, too (3): the program returns to its stage.
@@ -92,7 +96,9 @@ OwnedProgram tied() {
             backward(loss);
             return Tensors{loss};
           },
-          [](int m) { return Tensors{classes(m, {2, 5}, 11)}; }};
+          [](int m) {
+            return Tensors{classes(m, {2, 5}, 11)};
+          }};
 }
 
 /// Three stages, there and back, with skips of three uses (7).
@@ -103,8 +109,9 @@ struct Three : nn::Module {
 };
 OwnedProgram three() {
   auto net = seeded<Three>();
-  return {net,
-          [](const std::string& name) { return name[0] == 'a' || name[0] == 'e' ? 0 : name[0] == 'c' ? 2 : 1; },
+  return {net, [](const std::string& name) { return name[0] == 'a' || name[0] == 'e' ? 0
+                                                    : name[0] == 'c'                 ? 2
+                                                                                     : 1; },
           [net](const Tensors& in, const OwnedProgram::Backward& backward) {
             const Tensor a = torch::tanh(net->a(in[0])), b = torch::tanh(net->b(a)), c = torch::tanh(net->c(b) + a);
             const Tensor d = torch::tanh(net->d(c)) + b;
@@ -112,7 +119,9 @@ OwnedProgram three() {
             backward(loss);
             return Tensors{loss};
           },
-          [](int m) { return Tensors{numbers(m, {6, 8}), classes(m, {6}, 5)}; }};
+          [](int m) {
+            return Tensors{numbers(m, {6, 8}), classes(m, {6}, 5)};
+          }};
 }
 
 /// Values that decide, masks as indices, a module used twice, writes in place and into a buffer of nobody (8).
@@ -145,7 +154,9 @@ OwnedProgram odd() {
             backward(loss);
             return Tensors{loss};
           },
-          [](int m) { return Tensors{classes(m, {3, 6}, 20), classes(m + 50, {3, 6}, 20)}; }};
+          [](int m) {
+            return Tensors{classes(m, {3, 6}, 20), classes(m + 50, {3, 6}, 20)};
+          }};
 }
 
 /// Views of a tensor that are made when the other stage has used it.
@@ -160,7 +171,9 @@ OwnedProgram with_two(std::function<Tensor(Two&, const Tensor& x)> second) {
             backward(loss);
             return Tensors{loss};
           },
-          [](int m) { return Tensors{numbers(m, {6, 8})}; }};
+          [](int m) {
+            return Tensors{numbers(m, {6, 8})};
+          }};
 }
 OwnedProgram views() {
   return with_two([](Two& net, const Tensor& x) {
@@ -211,8 +224,7 @@ INSTANTIATE_TEST_SUITE_P(Each, Programs,
                          ::testing::Values(Case{"Mlp", mlp, {0, 1}}, Case{"Cnn", cnn, {0, 1}},
                                            Case{"Tied", tied, {0, 1, 0}}, Case{"Three", three, {0, 1, 2, 1, 2, 1, 0}},
                                            Case{"Odd", odd, {0, 1, 0, 1}}, Case{"Views", views, {0, 1}},
-                                           Case{"Copies", copies, {0, 1, 0, 1}},
-                                           Case{"Unaligned", unaligned, {0, 1}}),
+                                           Case{"Copies", copies, {0, 1, 0, 1}}, Case{"Unaligned", unaligned, {0, 1}}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

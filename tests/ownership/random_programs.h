@@ -16,9 +16,9 @@
 
 namespace trireme::testing {
 
-/// What is known of a program once it ran in one process.
+/// Facts of a program, known once it ran in one process.
 struct ProgramNotes {
-  std::string text;             ///< its statements
+  std::string text;                  ///< its statements
   bool may_round_otherwise = false;  ///< see Pieces: a view is used after its memory was written
 };
 
@@ -98,7 +98,7 @@ class RandomProgram {
     return kept.tensor;
   }
   Tensor any(std::string& text) { return use(below(values_.size()), text); }
-  /// What a statement begins with: in a program that does not come back, the newest.
+  /// The tensor that a statement begins with: in a program that does not come back, the newest.
   Tensor first(std::string& text) {
     if (comes_back_) return any(text);
     return use(values_.size() - 1, text);
@@ -201,8 +201,7 @@ class RandomProgram {
       case 20: {
         const Tensor x = first(a);
         StagePart& p = part();
-        return keep(str("layer_norm(", a, ", s", stage_, ")"),
-                    at::layer_norm(x, {StagePart::kWidth}, p.scale, p.bias));
+        return keep(str("layer_norm(", a, ", s", stage_, ")"), at::layer_norm(x, {StagePart::kWidth}, p.scale, p.bias));
       }
       case 21:
         return several_results();
@@ -213,9 +212,10 @@ class RandomProgram {
       }
       default: {
         const Tensor x = first(a), y = any(b);
-        return keep(str("attention of ", a, " and ", b),
-                    at::scaled_dot_product_attention(x.view({1, 2, 2, 8}), y.reshape({1, 2, 2, 8}), x.view({1, 2, 2, 8}))
-                        .reshape({4, 8}));
+        return keep(
+            str("attention of ", a, " and ", b),
+            at::scaled_dot_product_attention(x.view({1, 2, 2, 8}), y.reshape({1, 2, 2, 8}), x.view({1, 2, 2, 8}))
+                .reshape({4, 8}));
       }
     }
   }
@@ -361,8 +361,7 @@ class RandomProgram {
       case 2:
         return keep(str(a, ".sum(1) * ", b), x.sum(1, true) * y);
       default:
-        return keep(str("linear(", a, ".mean(0).expand)"),
-                    at::linear(x.mean(0, true).expand({4, 8}), part().weight));
+        return keep(str("linear(", a, ".mean(0).expand)"), at::linear(x.mean(0, true).expand({4, 8}), part().weight));
     }
   }
 
@@ -446,20 +445,20 @@ class RandomProgram {
 
 inline OwnedProgram random_program(int stages, int statements, uint64_t seed, ProgramNotes* notes = nullptr) {
   auto net = std::make_shared<RandomNet>(stages, seed);
-  return {net, [](const std::string& name) { return name[1] - '0'; },
-          [=](const std::vector<at::Tensor>& inputs, const OwnedProgram::Backward& backward) {
-            if (notes != nullptr) notes->text.clear();
-            return RandomProgram(*net, seed, backward, notes).run(inputs, statements);
-          },
-          [=](int m) {
-            at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed * 100 + m);
-            const at::Tensor x = at::randn({StagePart::kRows, StagePart::kWidth}, generator, at::kDouble);
-            return std::vector<at::Tensor>{
-                x, at::randint(0, StagePart::kWords, {StagePart::kRows}, generator, at::kLong)};
-          }};
+  return {
+      net, [](const std::string& name) { return name[1] - '0'; },
+      [=](const std::vector<at::Tensor>& inputs, const OwnedProgram::Backward& backward) {
+        if (notes != nullptr) notes->text.clear();
+        return RandomProgram(*net, seed, backward, notes).run(inputs, statements);
+      },
+      [=](int m) {
+        at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed * 100 + m);
+        const at::Tensor x = at::randn({StagePart::kRows, StagePart::kWidth}, generator, at::kDouble);
+        return std::vector<at::Tensor>{x, at::randint(0, StagePart::kWords, {StagePart::kRows}, generator, at::kLong)};
+      }};
 }
 
-/// What came of comparing a number of programs.
+/// The result of comparing a number of programs.
 struct RandomPrograms {
   int sequential_alone = 0, rounded = 0;
 };
@@ -488,8 +487,8 @@ inline RandomPrograms compare_random_programs(uint64_t seed, int count) {
       if (comes_back) break;
       StepResult staged;
       try {
-        staged = run_over_stages([&] { return random_program(stages, statements, seed); }, stages, kMicroBatches,
-                                 schedule);
+        staged =
+            run_over_stages([&] { return random_program(stages, statements, seed); }, stages, kMicroBatches, schedule);
       } catch (const std::exception& error) {
         ADD_FAILURE() << schedule << ": " << error.what();
         break;

@@ -34,11 +34,11 @@ struct OwnedProgram {
 using MakeProgram = std::function<OwnedProgram()>;
 
 struct StepResult {
-  std::vector<std::vector<at::Tensor>> outputs;                 ///< by micro-batch
-  std::vector<std::pair<std::string, at::Tensor>> gradients;    ///< undefined: none
+  std::vector<std::vector<at::Tensor>> outputs;               ///< by micro-batch
+  std::vector<std::pair<std::string, at::Tensor>> gradients;  ///< undefined: none
   std::vector<std::pair<std::string, at::Tensor>> buffers;
-  std::vector<int> visits;                                      ///< of the last micro-batch
-  bool comes_back = false;                                      ///< any micro-batch, see Ownership::comes_back()
+  std::vector<int> visits;  ///< of the last micro-batch
+  bool comes_back = false;  ///< any micro-batch, see Ownership::comes_back()
   OwnershipCounters counters;
 };
 
@@ -86,8 +86,8 @@ inline StepResult run_over_stages(const MakeProgram& make, int stages, int micro
         if (pass.is_forward) {
           micro_batch = ownership.begin(step * micro_batches + pass.micro_batch, 1234, schedule != "sequential");
           const Ownership::Scope forward(ownership, *micro_batch);
-          const auto outputs = program.step(program.inputs(pass.micro_batch),
-                                            [&](const at::Tensor& root) { ownership.backward(root); });
+          const auto outputs =
+              program.step(program.inputs(pass.micro_batch), [&](const at::Tensor& root) { ownership.backward(root); });
           ownership.end_forward(outputs);
           continue;
         }
@@ -122,16 +122,17 @@ inline StepResult run_over_stages(const MakeProgram& make, int stages, int micro
   return result;
 }
 
-/// "" where losses, gradients and buffers have the same bits, or are as near as `tolerance`; else the first that differs.
+/// "" where losses, gradients and buffers have the same bits, or are as near as `tolerance`; else the first that
+/// differs.
 inline std::string first_difference(const StepResult& one, const StepResult& other, double tolerance = 0) {
   const auto differ = [&](const at::Tensor& a, const at::Tensor& b) {
     if (a.defined() != b.defined()) return true;
     return a.defined() && !(tolerance > 0 ? at::allclose(a, b, tolerance, tolerance) : at::equal(a, b));
   };
   const auto by = [](const at::Tensor& a, const at::Tensor& b) {
-    return a.defined() && b.defined() ? str(", by ", (a - b).abs().max().item<double>(), " of ",
-                                            b.abs().max().item<double>())
-                                      : std::string(", which one of them has");
+    return a.defined() && b.defined()
+               ? str(", by ", (a - b).abs().max().item<double>(), " of ", b.abs().max().item<double>())
+               : std::string(", which one of them has");
   };
   if (one.outputs.size() != other.outputs.size()) return "another number of outputs";
   for (size_t m = 0; m < one.outputs.size(); ++m)
@@ -139,8 +140,8 @@ inline std::string first_difference(const StepResult& one, const StepResult& oth
       if (differ(one.outputs[m][i], other.outputs[m].at(i)))
         return str("output ", i, " of micro-batch ", m, ": ", one.outputs[m][i].sum().item<double>(), " and ",
                    other.outputs[m][i].sum().item<double>());
-  for (const auto& [kind, ours, theirs] : {std::tuple("gradient", &one.gradients, &other.gradients),
-                                           std::tuple("buffer", &one.buffers, &other.buffers)}) {
+  for (const auto& [kind, ours, theirs] :
+       {std::tuple("gradient", &one.gradients, &other.gradients), std::tuple("buffer", &one.buffers, &other.buffers)}) {
     if (ours->size() != theirs->size()) return str("another number of ", kind, "s");
     for (size_t i = 0; i < ours->size(); ++i)
       if (differ((*ours)[i].second, (*theirs)[i].second))

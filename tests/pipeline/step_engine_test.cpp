@@ -77,14 +77,14 @@ struct Trained {
 };
 
 /// Three steps over `stages` stages beside `data` data-parallel ranks.
-Trained train(int stages, int data, bool tied, const Configure& configure,
-              const StepRunnerOptions& step = {}) {
+Trained train(int stages, int data, bool tied, const Configure& configure, const StepRunnerOptions& step = {}) {
   Trained trained;
   std::mutex mutex;
   run_ranks(stages * data, [&](Rank& rank) {
     manual_seed(3);
     Net net(tied);
-    StepEngine engine(rank.world(), Topology({{"pipe", stages}, {"data", data}}), net, stage_of, step, {.config = config_of(data, configure)});
+    StepEngine engine(rank.world(), Topology({{"pipe", stages}, {"data", data}}), net, stage_of, step,
+                      {.config = config_of(data, configure)});
     const int place = engine.topology().position_of(rank.id(), "data");
     for (int number = 0; number < 3; ++number) {
       const auto outputs = engine.step(kMicroBatches, [&](int micro_batch) {
@@ -134,12 +134,12 @@ TEST_P(Stages, TrainAsTheEngineWithoutThem) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Zero, Stages,
-    ::testing::Values(Case{"0", zero(0)}, Case{"1", zero(1)}, Case{"2", zero(2)},
-                      Case{"3Shared", zero(3, GatherPolicy::kShared)}, Case{"3Copy", zero(3, GatherPolicy::kCopy)},
-                      Case{"3Deterministic", zero(3, GatherPolicy::kCopy, true)}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Zero, Stages,
+                         ::testing::Values(Case{"0", zero(0)}, Case{"1", zero(1)}, Case{"2", zero(2)},
+                                           Case{"3Shared", zero(3, GatherPolicy::kShared)},
+                                           Case{"3Copy", zero(3, GatherPolicy::kCopy)},
+                                           Case{"3Deterministic", zero(3, GatherPolicy::kCopy, true)}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 TEST(Stages, OfEachSchedule) {
   const Trained expected = train(1, 1, false, zero(0));

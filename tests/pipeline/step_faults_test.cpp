@@ -1,4 +1,4 @@
-// What goes wrong in a step function over stages is told on every stage, by name, and at once.
+// Faults of a step function over stages are told on every stage, by name, and at once.
 #include <ATen/ops/mse_loss.h>
 #include <gtest/gtest.h>
 #include <signal.h>

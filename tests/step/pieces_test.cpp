@@ -157,7 +157,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"Zero3Deterministic", {.stage = 3, .gather = GatherPolicy::kCopy, .deterministic = true}}),
     [](const auto& info) { return info.param.name; });
 
-// What is reduced in each pass is sent once per unit and pass, however many pieces there are.
+// Gradients that are reduced in each pass are sent once per unit and pass, however many pieces there are.
 TEST(APiece, SendsNoUnitBeforeItsTime) {
   run_ranks(2, [](Rank& rank) {
     const auto reductions = [&](Way way) {
@@ -177,7 +177,7 @@ TEST(APiece, IsNoPassOfItsOwn) {
       const at::Tensor output = 2 * stage.weights[goes_on ? 0 : 1];
       stage.step.backward_from({gradient_edge(output)}, {at::ones_like(output)}, {.goes_on = goes_on});
     }
-    // Of weight 0, which two of the pieces reach, there are two gradients: as of a direct backward() they are counted.
+    // Weight 0, which two of the pieces reach, has two gradients: as of a direct backward() they are counted.
     (void)stage.step.step();
     EXPECT_EQ(stage.step.progress().global_samples, 2 * 2 * 3);
     const at::Tensor first = 2 * stage.weights[0], second = 2 * stage.weights[1];

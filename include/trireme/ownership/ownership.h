@@ -1,5 +1,5 @@
-// Stages that own parts of an unmodified model: every stage runs the same program, an operator runs on the stage that has
-// its parameters, and the others get a tensor of its sizes without memory.
+// Stages that own parts of an unmodified model: every stage runs the same program, an operator runs on the stage that
+// has its parameters, and the others get a tensor of its sizes without memory.
 //
 //   Ownership ownership(stages, device);
 //   for (each parameter and persistent buffer) ownership.own(tensor, its stage, its name);
@@ -16,8 +16,8 @@
 //     ownership.send_gradients(*micro_batch, piece);
 //   }
 //
-// Inside of a scope a program may do with any tensor what operators do; values that it reads (item()) come from the stage
-// that has them. See docs/ownership.md.
+// Inside of a scope a program may do with any tensor what operators do; values that it reads (item()) come from the
+// stage that has them. See docs/ownership.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -69,11 +69,11 @@ class Ownership {
   /// Nothing: every stage has it.
   std::optional<Home> home_of(const at::Tensor& tensor) const;
 
-  /// What is held of one micro-batch from its forward pass to the end of its backward pass.
+  /// The state of one micro-batch from its forward pass to the end of its backward pass.
   using MicroBatch = ownership::MicroBatch;
   /// `number`: of the micro-batch among all of the run, alike on all stages. `seed`: of its random numbers.
-  /// `stays_ahead`: it runs by a schedule in which no stage waits for a later one's forward pass, so that an operator of
-  /// an earlier stage than the one before it is a StateError.
+  /// `stays_ahead`: it runs by a schedule in which no stage waits for a later one's forward pass, so that an operator
+  /// of an earlier stage than the one before it is a StateError.
   std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed, bool stays_ahead = false);
   /// While it lives, operators of this thread are the micro-batch's forward pass.
   class [[nodiscard]] Scope {

@@ -66,8 +66,8 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
   /// As Ownership's.
   void enter(int stage) { ownership->enter(stage); }
   void leave() { ownership->leave(); }
-  /// `tensor`, with its numbers on `stage`: before a layer's first operators that have no parameters, so that one tensor
-  /// crosses in place of several. Inside of a step.
+  /// `tensor`, with its numbers on `stage`: before a layer's first operators that have no parameters, so that one
+  /// tensor crosses in place of several. Inside of a step.
   at::Tensor move(const at::Tensor& tensor, int stage) { return ownership->move(tensor, stage); }
 
   int stage() const { return ownership->stage(); }

@@ -40,7 +40,7 @@ class StepRunner {
   StepRunner(const StepRunner&) = delete;
   StepRunner& operator=(const StepRunner&) = delete;
 
-  /// What the function returned, for each micro-batch: detached, with its numbers on every stage.
+  /// The results of the function, for each micro-batch: detached, with its numbers on every stage.
   using Outputs = std::vector<std::vector<at::Tensor>>;
   using Program = std::function<std::vector<at::Tensor>(int micro_batch)>;
   /// One step: forward passes, and backward passes where the program called backward(). Gradients are added up until

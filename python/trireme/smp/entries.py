@@ -1,5 +1,5 @@
-"""Where modules begin and end: what a module of one stage does before its first parameter is computed there, so that one
-tensor crosses in place of several."""
+"""Where modules begin and end: what a module of one stage does before its first parameter is computed there, so that
+one tensor crosses in place of several."""
 from . import program
 
 
