@@ -80,23 +80,63 @@ const Home* Homes::find(const at::Tensor& tensor) {
       tensor.defined() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
   if (storage == nullptr) return nullptr;
   if (const Home* const home = remote_home(*storage)) return home;
-  const auto found = table_.find(storage);
-  return found != table_.end() ? &found->second.home : nullptr;
+  const auto& found = table_[place_of(storage)];
+  return found ? &found->home : nullptr;
 }
 
 void Homes::set(const c10::Storage& storage, const Home& home) {
-  if (table_.size() >= sweep_at_) sweep();
-  const auto [entry, is_new] =
-      table_.emplace(storage.unsafeGetStorageImpl(), Entry{.storage = storage.getWeakStorageImpl(), .home = home});
-  if (!is_new) entry->second.home = home;
+  drop_dead(/*looks=*/4);
+  auto& entry = table_[place_of(storage.unsafeGetStorageImpl())];
+  if (entry) {
+    entry->home = home;
+    return;
+  }
+  entry.emplace(storage.getWeakStorageImpl(), home);
+  if (++size_ * 2 > table_.size()) grow();
 }
 
-void Homes::sweep() {
-  decltype(table_) living;
-  for (auto& [storage, entry] : table_)
-    if (!entry.storage.expired()) living.emplace(storage, std::move(entry));
-  table_ = std::move(living);
-  sweep_at_ = std::max(kSweepAt, 2 * table_.size());
+const c10::StorageImpl* Homes::at(size_t place) const {
+  return table_[place] ? table_[place]->storage._unsafe_get_target() : nullptr;
+}
+
+size_t Homes::first_place_of(const c10::StorageImpl* storage) const {
+  return (reinterpret_cast<uintptr_t>(storage) >> 4) * 0x9e3779b97f4a7c15 >> 32 & (table_.size() - 1);
+}
+
+/// That of its entry, or a free one for it.
+size_t Homes::place_of(const c10::StorageImpl* storage) const {
+  size_t place = first_place_of(storage);
+  while (table_[place] && at(place) != storage) place = after(place);
+  return place;
+}
+
+/// Each new home looks for dead storages at some places more, so that their memory is used again soon.
+void Homes::drop_dead(int looks) {
+  for (; looks > 0; --looks) {
+    if (table_[hand_] && table_[hand_]->storage.expired())
+      erase(hand_);
+    else
+      hand_ = after(hand_);
+  }
+}
+
+void Homes::erase(size_t place) {
+  --size_;
+  for (size_t next = after(place); table_[next]; next = after(next)) {
+    // What follows comes forward, unless its first place is behind the gap.
+    const size_t mask = table_.size() - 1, first = first_place_of(at(next));
+    if (((next - first) & mask) < ((next - place) & mask)) continue;
+    table_[place] = std::move(table_[next]);
+    place = next;
+  }
+  table_[place].reset();
+}
+
+void Homes::grow() {
+  std::vector<std::optional<Entry>> old(table_.size() * 2);
+  old.swap(table_);
+  for (auto& entry : old)
+    if (entry) table_[place_of(entry->storage._unsafe_get_target())] = std::move(entry);
 }
 
 HomedArguments Homes::arguments_of(const OperatorCall& call) {

@@ -134,10 +134,7 @@ class Ownership::Impl {
     return tensors;
   }
 
-  void finish() {
-    mailbox_.finish();
-    pass_.homes().sweep();
-  }
+  void finish() { mailbox_.finish(); }
   void abort(const std::string& why) noexcept { mailbox_.abort(why); }
 
   OwnershipCounters counters() const {

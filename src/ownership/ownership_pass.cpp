@@ -68,8 +68,8 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
 }
 
 const OperatorFacts& OwnershipPass::facts_of(const OperatorCall& call) {
-  if (const auto found = facts_.find(call.op); found != facts_.end()) return found->second;
-  return facts_.emplace(call.op, ownership::facts_of(call)).first->second;
+  if (const auto found = facts_.find(call.op); found != facts_.end()) return *found->second;
+  return *facts_.emplace(call.op, std::make_unique<OperatorFacts>(ownership::facts_of(call))).first->second;
 }
 
 bool OwnershipPass::tells_each(const OperatorFacts& facts, const OperatorCall& call) const {
@@ -103,8 +103,8 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   const Key key = key_of(facts.hash, call.arguments(), is_complete);
   current_->note(facts, key, stage_);
   const bool tells = !is_complete || tells_each(facts, call);
-  const auto known = tells ? told_.end() : told_.find(key);
-  const bool uses = facts.view_of < 0 || !is_view(call, facts, known != told_.end() ? &known->second : nullptr, next);
+  const ToldCall* const known = tells ? nullptr : told_.find(key);
+  const bool uses = facts.view_of < 0 || !is_view(call, facts, known, next);
   const Replacements replaced = bring(call, facts, homed, uses, next);
   const ArgumentTensors tensors(call.arguments());
   const bool may_follow = current_->transfers.has_any() && at::GradMode::is_enabled();
@@ -122,9 +122,8 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   if (facts.gives_values) return exchange_.tell_values(facts, call.results());
 
   ToldCall told_now;
-  const ToldCall* told = nullptr;
-  if (known != told_.end()) {
-    told = &known->second;
+  const ToldCall* told = known;
+  if (known != nullptr) {
     if (!holds(*told, tensors, call.results()))
       throw StateError(str("smp: ", facts.name, " had results ", told_of(facts.name, tensors, call.results()).text(),
                            " where the same call had ", told->text(),
@@ -349,7 +348,7 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
   } else {
     told_now = exchange_.hear(facts, home.stage);
     refuse_mixed(facts, told_now);
-    told = tells ? &told_now : &told_.emplace(key, std::move(told_now)).first->second;
+    told = tells ? &told_now : &told_.add(key, std::move(told_now));
   }
   if (told->is_view()) {
     const bool may_follow = current_->transfers.has_any() && at::GradMode::is_enabled();

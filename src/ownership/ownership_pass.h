@@ -2,11 +2,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
 
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -92,7 +93,7 @@ class OwnershipPass final : public Pass {
   Exchange exchange_;
   Homes homes_;
   ToldCalls told_;
-  std::unordered_map<c10::OperatorHandle, OperatorFacts> facts_;
+  ska::flat_hash_map<c10::OperatorHandle, std::unique_ptr<const OperatorFacts>> facts_;
   MicroBatch* current_ = nullptr;
   std::vector<int> entered_;   ///< stages of the modules around the operator
   std::optional<int> forced_;  ///< the home of the call that move() makes

@@ -58,7 +58,7 @@ at::Tensor take_caught(const NodePtr& catcher) {
 }  // namespace
 
 bool needs_gradient(const at::Tensor& tensor) {
-  return at::GradMode::is_enabled() && tensor.defined() && tensor.requires_grad();
+  return tensor.defined() && tensor.requires_grad() && at::GradMode::is_enabled();
 }
 
 Pieces::Pieces() { begin_piece(); }

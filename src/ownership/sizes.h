@@ -4,10 +4,11 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -52,7 +53,21 @@ struct Key {
 struct KeyHash {
   size_t operator()(const Key& key) const { return key.first; }
 };
-using ToldCalls = std::unordered_map<Key, ToldCall, KeyHash>;
+/// What was told, by keys.
+class ToldCalls {
+ public:
+  /// Null: nothing was told.
+  const ToldCall* find(const Key& key) const {
+    const auto found = calls_.find(key);
+    return found != calls_.end() ? found->second.get() : nullptr;
+  }
+  const ToldCall& add(const Key& key, ToldCall told) {
+    return *calls_.emplace(key, std::make_unique<ToldCall>(std::move(told))).first->second;
+  }
+
+ private:
+  ska::flat_hash_map<Key, std::unique_ptr<const ToldCall>, KeyHash> calls_;
+};
 
 /// `operator_hash`: of its name, the same in every process. `is_complete` gets false where an argument is of a kind
 /// that cannot be part of a key.
