@@ -64,36 +64,12 @@ class Bits(Case):
     result = trained(net, mlp_batches())
 """)
 
-    def test_autocast(self):
-        self.assert_bits_of_one_process("""
-    begin()
-    def loss_of(model, x, y):
-        with torch.autocast("cpu", torch.bfloat16):
-            return model(x, y)
-    result = trained(Mlp(0.1), mlp_batches(), loss_of=loss_of)
-""")
-
     def test_three_stages_of_which_the_first_comes_again(self):
         found = self.assert_bits_of_one_process("""
     begin()
     result = trained(gpt2(True, 0.1), ids_batches(), loss_of=causal_loss)
 """, 3)
         self.assertEqual(found[3], [0, 1, 2])
-
-    def test_families_of_transformers(self):
-        sizes = "hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=64"
-        for make in (f"hf.LlamaForCausalLM(hf.LlamaConfig({sizes}, num_key_value_heads=2, attention_dropout=0.1))",
-                     f"hf.BertForMaskedLM(hf.BertConfig({sizes}, max_position_embeddings=16))",
-                     "hf.T5ForConditionalGeneration(hf.T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=64, decoder_start_token_id=0))"):
-            with self.subTest(make.partition("(")[0]):
-                self.assert_bits_of_one_process(f"""
-    import transformers as hf
-    begin()
-    mask = (torch.arange(12) < torch.randint(4, 13, (8, 1))).long()
-    def loss_of(model, ids, mask):
-        return model(input_ids=ids, attention_mask=mask, labels=ids).loss
-    result = trained({make}, [(*batch, mask) for batch in ids_batches()], loss_of=loss_of)
-""")
 
 
 if __name__ == "__main__":
