@@ -132,7 +132,7 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
     told_now = told_of(facts.name, tensors, call.results());
     refuse_mixed(facts, told_now);
     exchange_.tell(facts, told_now);
-    told = tells ? &told_now : &told_.emplace(key, std::move(told_now)).first->second;
+    told = tells ? &told_now : &told_.add(key, std::move(told_now));
   }
   if (facts.view_of >= 0 && !told->is_view()) current_->visit(facts, stage_);
   if (told->is_view()) {
@@ -342,10 +342,8 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
   }
   const bool tells = !is_complete || tells_each(facts, call);
   ToldCall told_now;
-  const ToldCall* told = nullptr;
-  if (const auto known = tells ? told_.end() : told_.find(key); known != told_.end()) {
-    told = &known->second;
-  } else {
+  const ToldCall* told = tells ? nullptr : told_.find(key);
+  if (told == nullptr) {
     told_now = exchange_.hear(facts, home.stage);
     refuse_mixed(facts, told_now);
     told = tells ? &told_now : &told_.add(key, std::move(told_now));
