@@ -54,9 +54,12 @@ OperatorFacts facts_of(const OperatorCall& call) {
   facts.name = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
   facts.hash = hash_of(facts.name);
   facts.written = call.traits.written;
-  for (size_t i = 0; i < schema.arguments().size() && i < 64; ++i) {  // a norm's statistics
+  facts.results = schema.returns().size();
+  for (size_t i = 0; i < schema.arguments().size() && i < 64; ++i) {
     const std::string& argument = schema.arguments()[i].name();
-    if (argument == "running_mean" || argument == "running_var") facts.written |= uint64_t{1} << i;
+    if (argument == "running_mean" || argument == "running_var") facts.written |= uint64_t{1} << i;  // a norm's
+    if (argument == "dropout_p" || argument == "train" || argument == "training")
+      facts.draws_unless = static_cast<int>(i);
   }
   facts.gives_values = !schema.returns().empty() && std::ranges::none_of(schema.returns(), is_tensor_type);
   facts.view_of = viewed_argument(schema);
@@ -85,7 +88,7 @@ const Home* Homes::find(const at::Tensor& tensor) {
 }
 
 void Homes::set(const c10::Storage& storage, const Home& home) {
-  drop_dead(/*looks=*/4);
+  drop_dead(/*looks=*/3);
   auto& entry = table_[place_of(storage.unsafeGetStorageImpl())];
   if (entry) {
     entry->home = home;

@@ -51,11 +51,10 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
         "smp: a backward pass was started inside of a step function; call model.backward(loss), which runs when the "
         "forward pass has ended (torch.autograd.grad() and create_graph are not there yet)");
   MicroBatch& now = *current_;
-  if (call.traits.random)
-    call.seed = mix64(mix64(now.seed ^ static_cast<uint64_t>(now.number)) ^ static_cast<uint64_t>(++now.randoms));
+  const OperatorFacts& facts = facts_of(call);
+  if (call.traits.random) seed(call, facts);
   if (stages_ == 1) return next(call);
   ++now.position;
-  const OperatorFacts& facts = facts_of(call);
   const HomedArguments homed = homes_.arguments_of(call);
   std::optional<Home> home = home_of(facts, homed, entered_.empty() ? std::nullopt : std::optional(entered_.back()));
   if (home && forced_) home->stage = *forced_;
@@ -65,6 +64,17 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
     run_own(call, facts, homed, *home, next);
   else
     run_remote(call, facts, homed, *home, next);
+}
+
+/// By the operator's number among those that may draw. To seed a generator costs more than most operators: not where
+/// nothing is drawn.
+void OwnershipPass::seed(OperatorCall& call, const OperatorFacts& facts) {
+  const auto number = static_cast<uint64_t>(++current_->randoms);
+  if (facts.draws_unless >= 0) {
+    const c10::IValue& draws = call.arguments()[facts.draws_unless];
+    if ((draws.isBool() && !draws.toBool()) || (draws.isDouble() && draws.toDouble() == 0)) return;
+  }
+  call.seed = mix64(mix64(current_->seed ^ static_cast<uint64_t>(current_->number)) ^ number);
 }
 
 const OperatorFacts& OwnershipPass::facts_of(const OperatorCall& call) {
@@ -124,7 +134,7 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   ToldCall told_now;
   const ToldCall* told = known;
   if (known != nullptr) {
-    if (!holds(*told, tensors, call.results()))
+    if (!holds(*told, tensors, torch::jit::last(call.stack, facts.results)))
       throw StateError(str("smp: ", facts.name, " had results ", told_of(facts.name, tensors, call.results()).text(),
                            " where the same call had ", told->text(),
                            " before: their sizes depend on values, and the operator does not say so"));
@@ -142,7 +152,7 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
     return;
   }
   give_back(call, replaced);
-  note_results(call, *told, home);
+  note_results(torch::jit::last(call.stack, facts.results), *told, home);
   take_written(facts, call.op, arguments, home);
 }
 
@@ -287,11 +297,9 @@ void OwnershipPass::view_originals(OperatorCall& call, const ToldCall& told, con
 }
 
 /// New results are at home here.
-void OwnershipPass::note_results(const OperatorCall& call, const ToldCall& told, const Home& home) {
-  size_t next = 0;
-  const auto results = call.results();
+void OwnershipPass::note_results(c10::ArrayRef<c10::IValue> results, const ToldCall& told, const Home& home) {
   for (size_t i = 0; i < results.size(); ++i) {
-    next = 0;
+    size_t next = 0;
     for_each_tensor(results[i], [&](const at::Tensor& tensor) {
       const ToldTensor& one = told.returns[i].tensors[next++];
       if (one.is_defined && one.is_argument < 0 && one.shares_with < 0) homes_.set(tensor.storage(), born(home));

@@ -57,6 +57,7 @@ class OwnershipPass final : public Pass {
     bool is_received = false;
   };
   using Replacements = c10::SmallVector<Replaced, 2>;
+  void seed(OperatorCall& call, const OperatorFacts& facts);
   const OperatorFacts& facts_of(const OperatorCall& call);
   bool tells_each(const OperatorFacts& facts, const OperatorCall& call) const;
   static bool is_needed(const OperatorFacts& facts, const HomedArgument& one);
@@ -75,7 +76,7 @@ class OwnershipPass final : public Pass {
   static void give_back(OperatorCall& call, const Replacements& replaced);
   void view_originals(OperatorCall& call, const ToldCall& told, const Replacements& replaced,
                       std::vector<c10::IValue> arguments);
-  void note_results(const OperatorCall& call, const ToldCall& told, const Home& home);
+  void note_results(c10::ArrayRef<c10::IValue> results, const ToldCall& told, const Home& home);
   void take_written(const OperatorFacts& facts, const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments,
                     const Home& home);
 

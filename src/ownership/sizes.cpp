@@ -93,7 +93,7 @@ bool is_alike(const ToldTensor& told, const at::Tensor& result, const ArgumentTe
 struct Writer {
   std::string bytes;
   void operator()(int64_t value) { bytes.append(reinterpret_cast<const char*>(&value), sizeof value); }
-  void operator()(const std::vector<int64_t>& values) {
+  void operator()(const at::DimVector& values) {
     (*this)(static_cast<int64_t>(values.size()));
     for (const int64_t value : values) (*this)(value);
   }
@@ -109,8 +109,8 @@ struct Reader {
     place += sizeof value;
     return value;
   }
-  std::vector<int64_t> list() {
-    std::vector<int64_t> values;
+  at::DimVector list() {
+    at::DimVector values;
     for (int64_t left = (*this)(); left > 0; --left) values.push_back((*this)());
     return values;
   }
@@ -143,8 +143,9 @@ Key key_of(uint64_t operator_hash, c10::ArrayRef<c10::IValue> arguments, bool& i
   maker.add(operator_hash);
   maker.add(static_cast<uint64_t>(at::GradMode::is_enabled()) << 32 |
             static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())));
+  const bool has_autocast = !c10::impl::tls_local_dispatch_key_set().excluded_.has_all(c10::autocast_dispatch_keyset);
   for (const c10::DeviceType type : {c10::kCPU, c10::kCUDA})
-    if (at::autocast::is_autocast_enabled(type))
+    if (has_autocast && at::autocast::is_autocast_enabled(type))
       maker.add(static_cast<uint64_t>(type) << 16 | static_cast<uint64_t>(at::autocast::get_autocast_dtype(type)) << 1 |
                 static_cast<uint64_t>(at::autocast::is_autocast_cache_enabled()));
   is_complete = true;
@@ -194,8 +195,8 @@ ToldCall told_of(const std::string& op, const ArgumentTensors& arguments, c10::A
                     str("smp: ", op, " has a result of layout ", tensor.layout(),
                         ", which other stages cannot have without its numbers; compute it outside of the step, or "
                         "make it dense where it is made"));
-      one = {.sizes = tensor.sizes().vec(),
-             .strides = tensor.strides().vec(),
+      one = {.sizes = at::DimVector(tensor.sizes()),
+             .strides = at::DimVector(tensor.strides()),
              .dtype = tensor.scalar_type(),
              .requires_grad = tensor.requires_grad(),
              .is_conjugated = tensor.is_conj(),

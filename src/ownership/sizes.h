@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/DimVector.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
@@ -10,7 +11,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "trireme/intercept.h"
 
@@ -18,7 +18,7 @@ namespace trireme::ownership {
 
 /// One tensor among the results of a call, as it is told.
 struct ToldTensor {
-  std::vector<int64_t> sizes = {}, strides = {};
+  at::DimVector sizes = {}, strides = {};
   at::ScalarType dtype = at::kFloat;
   bool is_defined = true;
   bool requires_grad = false;
@@ -32,10 +32,10 @@ struct ToldTensor {
 struct ToldCall {
   struct Return {
     bool is_list = false;
-    std::vector<ToldTensor> tensors = {};
+    c10::SmallVector<ToldTensor, 1> tensors = {};
     bool operator==(const Return&) const = default;
   };
-  std::vector<Return> returns;
+  c10::SmallVector<Return, 1> returns = {};
   bool operator==(const ToldCall&) const = default;
 
   /// Whether all results are views of arguments, so that the operator needs no numbers.
