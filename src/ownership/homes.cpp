@@ -126,7 +126,7 @@ void Homes::drop_dead(int looks) {
 void Homes::erase(size_t place) {
   --size_;
   for (size_t next = after(place); table_[next]; next = after(next)) {
-    // What follows comes forward, unless its first place is behind the gap.
+    // Entries that follow come forward, unless its first place is behind the gap.
     const size_t mask = table_.size() - 1, first = first_place_of(at(next));
     if (((next - first) & mask) < ((next - place) & mask)) continue;
     table_[place] = std::move(table_[next]);

@@ -53,7 +53,7 @@ struct Key {
 struct KeyHash {
   size_t operator()(const Key& key) const { return key.first; }
 };
-/// What was told, by keys.
+/// Told calls by their keys.
 class ToldCalls {
  public:
   /// Null: nothing was told.

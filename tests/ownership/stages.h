@@ -39,7 +39,7 @@ struct StepResult {
   std::vector<std::pair<std::string, at::Tensor>> buffers;
   std::vector<int> visits;  ///< of the last micro-batch
   bool comes_back = false;  ///< any micro-batch, see Ownership::comes_back()
-  OwnershipCounters counters;
+  std::vector<OwnershipCounters> last_step;  ///< by stage: messages, bytes and waits for sizes that it added
 };
 
 /// One pass of a stage over a micro-batch.
@@ -68,6 +68,7 @@ inline StepResult run_over_stages(const MakeProgram& make, int stages, int micro
                                   int steps = 2) {
   StepResult result;
   result.outputs.resize(static_cast<size_t>(steps) * micro_batches);
+  result.last_step.resize(stages);
   std::mutex mutex;
   std::map<std::string, at::Tensor> gradients, buffers;
   run_ranks(stages, [&](Rank& rank) {
@@ -81,6 +82,7 @@ inline StepResult run_over_stages(const MakeProgram& make, int stages, int micro
     each([&](const std::string& name, const at::Tensor& tensor, bool) { ownership.own(tensor, stage_of(name), name); });
     std::vector<std::shared_ptr<Ownership::MicroBatch>> open(micro_batches);
     for (int step = 0; step < steps; ++step) {
+      const OwnershipCounters before = ownership.counters();
       for (const StagePass& pass : passes_of(schedule, stages, rank.id(), micro_batches)) {
         auto& micro_batch = open[pass.micro_batch];
         if (pass.is_forward) {
@@ -106,6 +108,10 @@ inline StepResult run_over_stages(const MakeProgram& make, int stages, int micro
         open[m].reset();
       }
       ownership.finish();
+      OwnershipCounters& added = result.last_step[rank.id()] = ownership.counters();
+      added.messages -= before.messages;
+      added.bytes -= before.bytes;
+      added.told -= before.told;
     }
     const std::lock_guard lock(mutex);
     each([&](const std::string& name, const at::Tensor& tensor, bool is_parameter) {
@@ -115,7 +121,6 @@ inline StepResult run_over_stages(const MakeProgram& make, int stages, int micro
       else
         buffers[name] = tensor;
     });
-    if (rank.id() == 0) result.counters = ownership.counters();
   });
   result.gradients.assign(gradients.begin(), gradients.end());
   result.buffers.assign(buffers.begin(), buffers.end());
