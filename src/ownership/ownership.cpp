@@ -110,11 +110,13 @@ class Ownership::Impl {
       micro_batch.pieces.put(id, mailbox_.take_gradient(id.stage, micro_batch.number, id.number, sizes, dtype));
     }
     ownership::Pieces::Roots roots = micro_batch.pieces.roots(piece);
+    pass_.set_backward(true);
     return {std::move(roots.edges), std::move(roots.gradients)};
   }
 
   void send_gradients(MicroBatch& micro_batch, int piece) {
     const WithoutInterception own_operators;
+    pass_.set_backward(false);
     for (const auto& [id, gradient] : micro_batch.pieces.take_gradients(piece))
       mailbox_.send_gradient(id.stage, micro_batch.number, id.number, gradient);
   }

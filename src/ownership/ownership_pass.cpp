@@ -42,10 +42,21 @@ at::Tensor with_base(const at::Tensor& tensor) { return tensor.is_view() ? at::T
 
 bool is_mask(at::ScalarType dtype) { return dtype == at::kBool || dtype == at::kByte; }
 
+/// A forward pass draws by the seeds of its operators, of which a part that runs again knows nothing.
+[[noreturn]] void refuse_second_draw(const OperatorCall& call) {
+  throw StateError(str("smp: ", call.op.schema().name(),
+                       " draws random numbers in a backward pass, as a part of a model ",
+                       "does that runs again (recompute(), torch.utils.checkpoint); in a step function it would draw ",
+                       "others than before; write `trireme.recompute` = \"selective\""));
+}
+
 }  // namespace
 
 void OwnershipPass::run(OperatorCall& call, Next next) {
-  if (current_ == nullptr) return next(call);
+  if (current_ == nullptr) {
+    if (is_backward_ && call.traits.random) refuse_second_draw(call);
+    return next(call);
+  }
   if (torch::autograd::get_current_graph_task_id() != -1)
     throw StateError(
         "smp: a backward pass was started inside of a step function; call model.backward(loss), which runs when the "

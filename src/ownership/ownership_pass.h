@@ -31,6 +31,8 @@ class OwnershipPass final : public Pass {
 
   Homes& homes() { return homes_; }
   MicroBatch* current() const { return current_; }
+  /// Between forward passes this thread runs a backward pass of theirs, or does not.
+  void set_backward(bool is_backward) { is_backward_ = is_backward; }
   void set_current(MicroBatch* micro_batch) {
     current_ = micro_batch;
     exchange_.set(micro_batch);
@@ -96,6 +98,7 @@ class OwnershipPass final : public Pass {
   ToldCalls told_;
   ska::flat_hash_map<c10::OperatorHandle, std::unique_ptr<const OperatorFacts>> facts_;
   MicroBatch* current_ = nullptr;
+  bool is_backward_ = false;
   std::vector<int> entered_;   ///< stages of the modules around the operator
   std::optional<int> forced_;  ///< the home of the call that move() makes
   OwnershipCounters counters_;

@@ -7,7 +7,10 @@
 #include <variant>
 
 #include "trireme/base/error.h"
+#include "trireme/base/pattern.h"
 #include "trireme/comm/agreement.h"
+#include "trireme/config/config.h"
+#include "trireme/parallel/exclusions.h"
 
 namespace trireme {
 namespace {
@@ -64,6 +67,20 @@ std::map<std::string, int> stages_by_name(const torch::nn::Module& model, const 
   return by_name;
 }
 
+/// Gives the tensors of other stages the dtypes that they get there.
+void cast_remote(const torch::nn::Module& model, const std::map<std::string, int>& stages, int own,
+                 const PrecisionOptions& precision) {
+  const at::NoGradGuard no_grad;
+  const auto cast = [&](const std::string& name, at::Tensor tensor, std::optional<at::ScalarType> dtype) {
+    if (!dtype || !tensor.defined() || !tensor.is_floating_point() || stages.at(name) == own) return;
+    if (tensor.scalar_type() != *dtype) tensor.set_data(tensor.to(*dtype));
+  };
+  const bool casts_weights = precision.weight_dtype != at::kFloat;
+  for (const auto& item : model.named_parameters())
+    cast(item.key(), item.value(), casts_weights ? std::optional(precision.weight_dtype) : std::nullopt);
+  for (const auto& item : model.named_buffers()) cast(item.key(), item.value(), precision.buffer_dtype);
+}
+
 void own_all(Ownership& ownership, const torch::nn::Module& model, const std::map<std::string, int>& stages,
              bool are_here) {
   for_each_named(model, [&](const std::string& name, const at::Tensor& tensor) {
@@ -79,6 +96,7 @@ detail::OwnedStage::OwnedStage(Group& world, const Topology& topology, torch::nn
     : grid(std::make_unique<Grid>(world, topology)), options(given) {
   Group& stages = grid->along({"pipe"});
   set_stages(options, stages.size());
+  options.has_ownership = true;
   // One answer, on which all ranks build.
   const std::map<std::string, int> by_name = stages_by_name(model, stage_of, stages.size());
   const auto difference = first_different_line(world, [&] {
@@ -87,6 +105,9 @@ detail::OwnedStage::OwnedStage(Group& world, const Topology& topology, torch::nn
     return text;
   });
   if (difference) throw ConfigError(str("stages of the model: the ranks differ: ", difference->text()));
+  const Config config = resolved_config(options, world.size());
+  if (stages.size() > 1 && config.recompute.mode == RecomputeMode::kFull)
+    throw ConfigError(filled(exclusion_of(Feature::kOwnership, Feature::kRecomputeLayers).text, {str(stages.size())}));
   const int own = stages.rank();
   part = part_of(model, "", [&](const std::string& name) {
     const auto found = by_name.find(name);
@@ -95,6 +116,7 @@ detail::OwnedStage::OwnedStage(Group& world, const Topology& topology, torch::nn
   const auto parameters = model.parameters();
   const c10::Device device = parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device();
   ownership = std::make_unique<Ownership>(stages, device);
+  cast_remote(model, by_name, own, config.precision);
   own_all(*ownership, model, by_name, /*are_here=*/false);
   homes = by_name;
 }

@@ -67,6 +67,12 @@ TrainStepOptions step_options(const Config& config) {
           .precision = config.precision};
 }
 
+ParallelOptions parallel_options(const Config& config, const TrainingOptions& options) {
+  ParallelOptions parallel = trireme::parallel_options(config);
+  parallel.has_ownership = options.has_ownership;
+  return parallel;
+}
+
 c10::Device device_of(const torch::nn::Module& module) {
   for (const at::Tensor& parameter : module.parameters()) return parameter.device();
   return c10::Device(c10::kCPU);
@@ -103,7 +109,7 @@ Training::Training(Group& group, torch::nn::Module& module, const TrainingOption
 
 Training::Training(const Grid& grid, torch::nn::Module& module, const TrainingOptions& options)
     : config_(resolved_config(options, grid.world().size())),
-      groups_(groups_of(grid, parallel_options(config_), device_of(module))) {
+      groups_(groups_of(grid, parallel_options(config_, options), device_of(module))) {
   assemble(module, options);
 }
 

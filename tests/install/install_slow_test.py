@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""As install_test.py, with the example of pipeline stages, and the commands of docs/install.md as they stand there."""
+"""As install_test.py, with the examples of stages, and the commands of docs/install.md as they stand there."""
 import os
 import pathlib
 import re
@@ -12,17 +12,22 @@ import unittest
 from install_test import CMAKE, ROOT, TORCH_PYTHON, Installed, run
 
 
-class Pipeline(Installed):
-    def test_the_pipeline_example_has_the_same_losses_in_one_stage_and_in_two(self):
-        status, out = self.configure("pipeline", example="pipeline")
+class Stages(Installed):
+    def test_the_examples_of_stages_have_the_same_losses_in_one_stage_and_in_two(self):
+        for example in ("pipeline", "smp"):
+            with self.subTest(example):
+                self.compare_in_one_stage_and_in_two(example)
+
+    def compare_in_one_stage_and_in_two(self, example):
+        status, out = self.configure(example, example=example)
         self.assertEqual(status, 0, out)
-        status, out = run(CMAKE, "--build", self.folder / "pipeline")
+        status, out = run(CMAKE, "--build", self.folder / example)
         self.assertEqual(status, 0, out)
         losses = []
         for ranks in ("1", "2"):
             run_folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
-            (run_folder / "ds_config.json").write_text((self.folder / "pipeline/ds_config.json").read_text())
-            status, out = run(self.prefix / "bin/trireme", "launch", "--num_gpus", ranks, self.folder / "pipeline/pipeline",
+            (run_folder / "ds_config.json").write_text((self.folder / example / "ds_config.json").read_text())
+            status, out = run(self.prefix / "bin/trireme", "launch", "--num_gpus", ranks, self.folder / example / example,
                               cwd=run_folder)
             self.assertEqual(status, 0, out)
             losses.append(re.findall(r"step \d+ loss \S+", out))

@@ -6,6 +6,8 @@
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -15,9 +17,11 @@
 #include "tests/support/captured_log.h"
 #include "tests/support/error_of.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/temporary_folder.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept/random_streams.h"
 #include "trireme/pipeline/step_engine.h"
+#include "trireme/recompute/recompute.h"
 
 namespace trireme::testing {
 namespace step_engine {
@@ -89,7 +93,7 @@ Trained train(int stages, int data, bool tied, const Configure& configure, const
     for (int number = 0; number < 3; ++number) {
       const auto outputs = engine.step(kMicroBatches, [&](int micro_batch) {
         at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(100 * number + 10 * micro_batch + place);
-        const Tensor x = at::randn({3, 6}, generator);
+        const Tensor x = at::randn({3, 6}, generator).to(engine.config().precision.weight_dtype);
         const Tensor loss = at::mse_loss(net.forward(x), x);
         engine.backward(loss);
         return Tensors{loss};
@@ -140,6 +144,111 @@ INSTANTIATE_TEST_SUITE_P(Zero, Stages,
                                            Case{"3Copy", zero(3, GatherPolicy::kCopy)},
                                            Case{"3Deterministic", zero(3, GatherPolicy::kCopy, true)}),
                          [](const auto& info) { return std::string(info.param.name); });
+
+Configure precision(const std::function<void(PrecisionOptions&)>& choose) {
+  return [choose](Config& config) {
+    config.pager.stage = 2;
+    choose(config.precision);
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Precision, Stages,
+    ::testing::Values(Case{"Bf16", precision([](PrecisionOptions& options) {
+                             options.weight_dtype = at::kBFloat16;
+                             options.buffer_dtype = at::kBFloat16;
+                           })},
+                      Case{"Fp16", precision([](PrecisionOptions& options) {
+                             options.weight_dtype = at::kHalf;
+                             options.buffer_dtype = at::kHalf;
+                           })},
+                      Case{"Autocast", precision([](PrecisionOptions& options) { options.autocast.enabled = true; })}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+/// The weights of all stages after a step of an engine that has loaded `folder`, or after two that were saved there.
+std::map<std::string, Tensor> saved_or_loaded(int stages, const std::filesystem::path& folder, bool saves) {
+  std::map<std::string, Tensor> all;
+  std::mutex mutex;
+  run_ranks(stages, [&](Rank& rank) {
+    manual_seed(saves ? 3 : 4);
+    Net net(true);
+    net.eval();
+    StepEngine engine(rank.world(), Topology({{"pipe", stages}, {"data", 1}}), net, stage_of, {},
+                      {.config = config_of(1, [](Config&) {})});
+    if (!saves) (void)engine.load_checkpoint(folder);
+    for (int number = saves ? 0 : 1; number < 2; ++number) {
+      (void)engine.step(kMicroBatches, [&](int micro_batch) {
+        const Tensor x = at::full({3, 6}, 0.1 * (1 + micro_batch + number)) * at::arange(6);
+        const Tensor loss = at::mse_loss(net.forward(x), x);
+        engine.backward(loss);
+        return Tensors{loss};
+      });
+      engine.update();
+      if (saves && number == 0) (void)engine.save_checkpoint(folder);
+    }
+    const std::lock_guard lock(mutex);
+    for (size_t i = 0; i < engine.pager().parameters().size(); ++i)
+      all[engine.pager().parameters()[i].name] = engine.pager().whole(static_cast<int>(i)).detach().clone();
+    for (const auto& item : engine.module().named_buffers()) all[item.key()] = item.value().clone();
+    engine.destroy();
+  });
+  return all;
+}
+
+// Momenta too: a step after the load ends where the run that was saved ends.
+TEST(Stages, LoadACheckpointOfOtherStages) {
+  const TemporaryFolder folder;
+  for (const int from : {1, 2}) {
+    const auto place = folder / str("of-", from);
+    const auto saved = saved_or_loaded(from, place, /*saves=*/true);
+    for (const int to : {1, 2}) {
+      const auto loaded = saved_or_loaded(to, place, /*saves=*/false);
+      ASSERT_EQ(loaded.size(), saved.size());
+      for (const auto& [name, tensor] : saved)
+        EXPECT_TRUE(at::equal(loaded.at(name), tensor)) << name << " of " << from << " on " << to;
+    }
+  }
+}
+
+TEST(Stages, RefuseWhatTheyCannotDo) {
+  run_ranks(4, [](Rank& rank) {
+    const auto error = [&](const Topology& topology, const Configure& configure) {
+      Net net(false);
+      return error_of([&] {
+        const StepEngine engine(rank.world(), topology, net, stage_of, {}, {.config = config_of(1, configure)});
+      });
+    };
+    EXPECT_SAYS(error(Topology({{"pipe", 2}, {"data", 2}}),
+                      [](Config& config) {
+                        config.batch.train_batch_size *= 2;
+                        config.recompute.mode = RecomputeMode::kFull;
+                      }),
+                "`trireme.recompute` = \"full\": a step function over 2 stages does not run layers again yet");
+    EXPECT_SAYS(
+        error(Topology({{"pipe", 2}, {"data", 1}, {"tensor", 2}}), [](Config& config) { config.degrees.tensor = 2; }),
+        "axes \"pipe\" of 2 and \"tensor\" of 2 ranks: stages of a step function do not own slices of layers yet");
+  });
+}
+
+// Its replay would draw by another generator than the forward pass, whose operators have seeds of their own.
+TEST(Stages, RefuseARecomputationThatDraws) {
+  for (const int stages : {1, 2})
+    run_ranks(stages, [&](Rank& rank) {
+      Net net(false);
+      StepEngine engine(rank.world(), Topology({{"pipe", stages}, {"data", 1}}), net, stage_of, {},
+                        {.config = config_of(1, [](Config&) {})});
+      const std::string text = error_of([&] {
+        (void)engine.step(1, [&](int) {
+          const Tensor h =
+              recompute([&](const Tensor& x) { return at::dropout(net.first(x), 0.5, true).exp(); }, at::ones({3, 6}));
+          const Tensor loss = net.last(h).sum();
+          engine.backward(loss);
+          return Tensors{loss};
+        });
+      });
+      EXPECT_SAYS(text, "smp: aten::dropout draws random numbers in a backward pass");
+    });
+}
 
 TEST(Stages, OfEachSchedule) {
   const Trained expected = train(1, 1, false, zero(0));

@@ -44,7 +44,8 @@ struct OwnedStage {
 class StepEngine : private detail::OwnedStage, public EngineBase {
  public:
   /// `topology` has the axes "pipe" and "data", as place() gives them. Collective. `world` and `model` outlive this.
-  /// Throws    ConfigError: a stage that there is not, a tensor on two stages, another precision than fp32; as
+  /// Tensors of other stages get the dtypes that the configuration gives them there.
+  /// Throws    ConfigError: a stage that there is not, ranks that differ in them, `trireme.recompute` = "full"; as
   ///           Training's and StepRunner's.
   StepEngine(Group& world, const Topology& topology, torch::nn::Module& model, const StageOf& stage_of,
              const StepRunnerOptions& step = {}, const InitializeOptions& options = {});

@@ -62,6 +62,8 @@ struct TrainingOptions {
   /// The module reads the sizes of its inputs only, never those of activations, which may be a rank's part. Required by
   /// tensor_parallel.sequence_parallel.
   bool takes_sizes_from_inputs = false;
+  /// The module is a stage's part of an unmodified model, over which a step function runs (StepEngine).
+  bool has_ownership = false;
 };
 
 /// The configuration of `options` over `world_size` ranks; a Config is refused for the same reasons as a file. Throws

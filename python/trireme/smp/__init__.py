@@ -1,4 +1,5 @@
 """Amazon SageMaker's model-parallel names on the library: `import trireme.smp as smp`."""
+from ..errors import UnsupportedError
 from .config import init, state
 from .messages import barrier, dp_barrier, mp_barrier
 from .model import DistributedModel
@@ -13,3 +14,17 @@ from .trace import is_tracing
 __all__ = ["DistributedModel", "DistributedOptimizer", "StepOutput", "barrier", "dp_barrier", "dp_rank", "dp_size", "get_dp_group", "get_mp_group", "get_pp_group",
            "get_rdp_group", "get_tp_group", "init", "is_initialized", "is_tracing", "local_rank", "local_size", "mp_barrier", "mp_rank", "mp_size", "partition",
            "pp_rank", "pp_size", "rank", "rdp_rank", "rdp_size", "set_partition", "size", "state", "step", "tp_rank", "tp_size"]
+
+_LATER = frozenset("""
+    CommGroup MP_GROUP DP_GROUP PP_GROUP RDP_GROUP TP_GROUP WORLD RankType allgather amp broadcast checkpoint checkpoint_sequential
+    delay_param_initialization get_dp_process_group get_full_state_dict_from_sharded_data_parallel_checkpoint get_mp_process_group
+    get_pp_process_group get_rdp_process_group get_tp_process_group get_world_process_group load model_creation nn optimizers recv_from
+    register_parameter resume_from_checkpoint save save_checkpoint send set_activation_checkpointing set_tensor_parallelism
+    tensor_parallelism tp_register tp_register_with_module
+""".split())
+
+
+def __getattr__(name):
+    if name in _LATER:
+        raise UnsupportedError(f"smp.{name} is not there yet; docs/smp.md has what is")
+    raise AttributeError(f"module 'trireme.smp' has no attribute '{name}'")

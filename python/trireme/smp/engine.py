@@ -35,7 +35,8 @@ class StepEngine(Engine):
         self._has_backward = False  # the step function that runs has called backward()
         self._has_standing = False  # the program has not dropped the gradients of the last optimizer.step()
         micro_batches = state.cfg.microbatches
-        super().__init__(module, {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": micro_batches * calls_per_step}, origin="smp.init",
+        config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": micro_batches * calls_per_step, "gradient_clipping": 0.0}
+        super().__init__(module, config, origin="smp.init",
                          unmanaged=[parameter for name, parameter in module.named_parameters() if self.homes[name] != ranks.pp_rank()])
         if sums or calls_per_step > 1:
             self.core.divide_gradients_by(1 if sums else micro_batches)

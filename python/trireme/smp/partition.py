@@ -94,16 +94,29 @@ def cut(module, found, limit_bytes):
 
 
 def _in_order(atoms, costs, limit_bytes):
-    """The stage of each atom by the ordered cut, between atoms that the program leaves for good where there are enough:
-    stages that come back to each other do not run ahead."""
-    cfg = state.cfg
-    groups = [[]]
+    """The stage of each atom by the ordered cut, between atoms that the program leaves for good: stages that come back
+    to each other do not run ahead. Between any atoms where that makes a stage heavier by more than a quarter, as with a
+    tied head, which comes back over each boundary."""
+    single = [[index] for index in range(len(atoms))]
+    left_for_good = [[]]
     for index, atom in enumerate(atoms):
-        groups[-1].append(index)
+        left_for_good[-1].append(index)
         if atom.is_left_for_good and index + 1 < len(atoms):
-            groups.append([])
-    if len(groups) < cfg.pipeline_parallel_degree:
-        groups = [[index] for index in range(len(atoms))]
+            left_for_good.append([])
+    if len(left_for_good) < state.cfg.pipeline_parallel_degree:
+        return _cut_between(single, atoms, costs, limit_bytes)
+    heaviest = lambda stages: max(sum(cost for cost, home in zip(costs, stages) if home == stage) for stage in set(stages))
+    anywhere = _cut_between(single, atoms, costs, limit_bytes)
+    try:
+        found = _cut_between(left_for_good, atoms, costs, limit_bytes)
+    except ConfigError:  # one of these takes more than a rank has
+        return anywhere
+    return found if heaviest(found) <= 1.25 * heaviest(anywhere) else anywhere
+
+
+def _cut_between(groups, atoms, costs, limit_bytes):
+    """The stage of each atom, those of a group together."""
+    cfg = state.cfg
     joined = [(" and ".join(dict.fromkeys(atoms[index].name for index in group)), sum(costs[index] for index in group),
                sum(atoms[index].bytes(cfg.active_microbatches) for index in group), atoms[group[-1]].crossing_bytes) for group in groups]
     bounds = core.ordered_partition(joined, cfg.pipeline_parallel_degree, limit_bytes)
