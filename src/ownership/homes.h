@@ -58,8 +58,7 @@ class Homes {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     Home home;
   };
-  /// By storage, each at the first free place from that of its hash on. A StorageTable costs a third of what an operator
-  /// does, as it lets many dead storages come together.
+  /// By storage, each at the first free place from its hash on: an entry of a StorageTable is an allocation.
   std::vector<std::optional<Entry>> table_{64};
   size_t size_ = 0;
   size_t hand_ = 0;  ///< where the next dead storage is looked for

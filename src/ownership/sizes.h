@@ -1,8 +1,8 @@
 // Sizes of results, which the stage that runs an operator tells the others, and the key by which they find them again.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/DimVector.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>

@@ -32,7 +32,9 @@ OwnedProgram mlp(int stages) {
             backward(loss);
             return Tensors{loss};
           },
-          [](int m) { return Tensors{torch::full({kBatch, kWidth}, 0.1 * (m + 1))}; }};
+          [](int m) {
+            return Tensors{torch::full({kBatch, kWidth}, 0.1 * (m + 1))};
+          }};
 }
 
 /// A block of GPT: attention with a mask that every stage makes, and a feed-forward network.
@@ -77,7 +79,9 @@ OwnedProgram gpt(int stages) {
             backward(loss);
             return Tensors{loss};
           },
-          [](int m) { return Tensors{torch::arange(kBatch * kTokens).add(m).remainder(kWords).view({kBatch, kTokens})}; }};
+          [](int m) {
+            return Tensors{torch::arange(kBatch * kTokens).add(m).remainder(kWords).view({kBatch, kTokens})};
+          }};
 }
 
 /// Messages, their bytes, and waits for sizes of a stage in a step.

@@ -37,8 +37,8 @@ struct StepResult {
   std::vector<std::vector<at::Tensor>> outputs;               ///< by micro-batch
   std::vector<std::pair<std::string, at::Tensor>> gradients;  ///< undefined: none
   std::vector<std::pair<std::string, at::Tensor>> buffers;
-  std::vector<int> visits;  ///< of the last micro-batch
-  bool comes_back = false;  ///< any micro-batch, see Ownership::comes_back()
+  std::vector<int> visits;                   ///< of the last micro-batch
+  bool comes_back = false;                   ///< any micro-batch, see Ownership::comes_back()
   std::vector<OwnershipCounters> last_step;  ///< by stage: messages, bytes and waits for sizes that it added
 };
 
