@@ -20,7 +20,7 @@ class Axis(NamedTuple):
 # optim/disk_states, pager/weights/disk_home, all by their names, and the places of its files.
 AXES = {
     "sequence": Axis(("sequence", "parallel"), r"(?<!index_)(?<!Is)(?<!On)[Ss]equence(?!_length)(?!_nr\b|_number\b|Number\b)(?!_parallel(?!_size))"),
-    "pipeline": Axis(("pipeline", "stages", "schedule", "parallel", "python/step_engine"),
+    "pipeline": Axis(("pipeline", "stages", "schedule", "parallel", "python/step_engine", "smp"),
                      r"[Pp]ipeline|(?<!fail\()\"pipe\"|\.pipe\b|\bStage(?:Runner|Model|Work)\b"),
     "tensor": Axis(("tensor", "parallel"), r"[Tt]ensor_?[Pp]arallel|\bdegrees\.tensor\b|\bint tensor = 1\b"),
     "disk": Axis(("device/extents", "parallel"), r"[Dd]isk|[Nn]vme"),

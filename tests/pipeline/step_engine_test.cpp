@@ -152,18 +152,19 @@ Configure precision(const std::function<void(PrecisionOptions&)>& choose) {
   };
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Precision, Stages,
-    ::testing::Values(Case{"Bf16", precision([](PrecisionOptions& options) {
-                             options.weight_dtype = at::kBFloat16;
-                             options.buffer_dtype = at::kBFloat16;
-                           })},
-                      Case{"Fp16", precision([](PrecisionOptions& options) {
-                             options.weight_dtype = at::kHalf;
-                             options.buffer_dtype = at::kHalf;
-                           })},
-                      Case{"Autocast", precision([](PrecisionOptions& options) { options.autocast.enabled = true; })}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Precision, Stages,
+                         ::testing::Values(Case{"Bf16", precision([](PrecisionOptions& options) {
+                                                  options.weight_dtype = at::kBFloat16;
+                                                  options.buffer_dtype = at::kBFloat16;
+                                                })},
+                                           Case{"Fp16", precision([](PrecisionOptions& options) {
+                                                  options.weight_dtype = at::kHalf;
+                                                  options.buffer_dtype = at::kHalf;
+                                                })},
+                                           Case{"Autocast", precision([](PrecisionOptions& options) {
+                                                  options.autocast.enabled = true;
+                                                })}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 /// The weights of all stages after a step of an engine that has loaded `folder`, or after two that were saved there.
 std::map<std::string, Tensor> saved_or_loaded(int stages, const std::filesystem::path& folder, bool saves) {

@@ -20,6 +20,30 @@ class Bits(Case):
 """)
         self.assertEqual(found[2:], ["simple", [0, 1]])
 
+    def test_weights_after_steps_are_those_of_plain_pytorch(self):
+        """Gradients of a norm far above 1 are not clipped."""
+        text = """
+    begin()
+    net, batches = Mlp(), mlp_batches()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.5)
+    kept = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+    for batch in batches:
+        optimizer.zero_grad()
+        for index in range(MICRO_BATCHES):
+            (50 * net(*(tensor.chunk(MICRO_BATCHES)[index] for tensor in batch)) / MICRO_BATCHES).backward()
+        optimizer.step()
+    expected = dict(sorted((name, bits(parameter)) for name, parameter in net.named_parameters()))
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            parameter.copy_(kept[name])
+    net.zero_grad()
+    found = trained(net, batches, lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.5), loss_of=lambda model, *batch: 50 * model(*batch))
+    result = [found[1], expected]
+"""
+        for stages in (1, 2):
+            with self.subTest(stages):
+                self.assertEqual(*self.ran(stages, text))
+
     def test_mlp_of_plain_pytorch(self):
         found = self.ran(2, """
     begin()

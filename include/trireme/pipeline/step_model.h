@@ -34,7 +34,7 @@ class Partition {
   /// `module` ("encoder.layers.3", or the name of a tensor) and all in it is on `stage`; the innermost one that is set
   /// counts.
   void set_partition(const std::string& module, int stage) { stages_[module] = stage; }
-  /// Of a parameter or buffer.
+  /// The stage of a parameter or buffer.
   int operator()(const std::string& tensor) const;
   /// The number of stages, up to the greatest that is set.
   int stages() const;
@@ -46,7 +46,7 @@ class Partition {
   std::map<std::string, int> stages_;
 };
 
-/// What a step function returned at one place, from every micro-batch: detached, and alike on all stages.
+/// The tensors that a step function returned at one place, by micro-batch: detached, and alike on all stages.
 class StepOutput {
  public:
   explicit StepOutput(std::vector<at::Tensor> outputs) : outputs_(std::move(outputs)) {}
@@ -74,7 +74,7 @@ class DistributedModel : public StepEngine {
                    const InitializeOptions& options = {}, const StepRunnerOptions& step = {})
       : DistributedModel(*world.group, model, partition, options, step) {}
 
-  /// Of one micro-batch's part of the inputs.
+  /// The step function of one micro-batch, over its part of the inputs.
   using Function = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
   /// One step over `inputs`, which are the same on all stages of a pipeline; each is cut along its first dim.
   /// Throws    ShapeError: a first dim that the micro-batches do not divide. As StepRunner::run().
