@@ -10,7 +10,10 @@ struct Net : torch::nn::Module {
   torch::nn::Linear first{register_module("first", torch::nn::Linear(8, 64))};
   torch::nn::Linear second{register_module("second", torch::nn::Linear(64, 64))};
   torch::nn::Linear head{register_module("head", torch::nn::Linear(64, 1))};
-  at::Tensor forward(const at::Tensor& x) { return head(second(first(x).relu()).relu() + first(x)); }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor hidden = first(x).relu();
+    return head(second(hidden).relu() + hidden);
+  }
 };
 
 int main() try {
