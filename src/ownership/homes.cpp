@@ -106,7 +106,7 @@ size_t Homes::first_place_of(const c10::StorageImpl* storage) const {
   return (reinterpret_cast<uintptr_t>(storage) >> 4) * 0x9e3779b97f4a7c15 >> 32 & (table_.size() - 1);
 }
 
-/// That of its entry, or a free one for it.
+/// The place of its entry, or a free one for it.
 size_t Homes::place_of(const c10::StorageImpl* storage) const {
   size_t place = first_place_of(storage);
   while (table_[place] && at(place) != storage) place = after(place);

@@ -34,7 +34,7 @@ at::Tensor make_shadow(const ToldTensor& told, c10::Device device, const Home& h
 /// Takes the memory of `tensor` away; sizes, strides and the tensor itself stay.
 void make_remote(const at::Tensor& tensor, const Home& home, const std::string& name);
 
-/// That of a storage that is remote; null: it is not.
+/// The home of a storage that is remote; null: it is not.
 const Home* remote_home(c10::StorageImpl& storage) noexcept;
 
 /// A node of autograd's with edges to `arguments` that never runs: it makes grad_fn, is_leaf and checks of writes

@@ -3,13 +3,13 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
-#include <c10/util/Exception.h>
 
 #include <exception>
 #include <set>
 #include <type_traits>
 #include <utility>
 
+#include "pipeline/failed_step.h"
 #include "pipeline/messages.h"
 #include "pipeline/micro_batch_feed.h"
 #include "pipeline/rank_agreement.h"
@@ -145,38 +145,18 @@ class StageRunner::Impl {
     return model;
   }
 
-  /// Runs `work`, without which the engine does not go on: stages that wait for this one would wait for ever, and
-  /// messages of a step that has ended would arrive in the next one.
   template <class Work>
   std::invoke_result_t<const Work&> or_end(const Work& work) {
-    try {
-      return work();
-    } catch (c10::Error& error) {
-      end(error.what_without_backtrace());
-      error.add_context(kSpent);
-      throw;
-    } catch (const Error& error) {
-      end(error.what());
-      throw_error(error.code(), str(error.what(), ". ", kSpent));
-    } catch (const std::exception& error) {
-      end(error.what());
-      throw;
-    }
+    return run_or_end(work, kSpent, [this](const std::string& why) { end(why); });
   }
 
   void end(const std::string& why) {
     const std::string text =
         str(CallerScope::current("pipeline"), failed_in_.empty() ? " failed" : " failed in ", failed_in_, ": ", why);
-    training_.condition().fail(text);
     for (Group* const group :
          {all_.get(), message_devices_.get(), tied_devices_.get(), message_group_.get(), tied_group_.get()})
       if (group != nullptr) group->abort(text);
-    const TrainingGroups& groups = training_.groups();
-    std::set<Group*> all{&groups.sums, &groups.stage, &groups.model};
-    for (const auto& [axis, group] : groups.by_axis) all.insert(group);
-    for (Group* const group : all)
-      if (group != &world_) group->abort(text);
-    training_.pager().defer_reductions(false);
+    end_training(training_, world_, text);
     work_.clear();
     feed_.clear();
   }

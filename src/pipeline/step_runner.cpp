@@ -2,17 +2,16 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <array>
 #include <exception>
 #include <optional>
-#include <set>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 
+#include "pipeline/failed_step.h"
 #include "pipeline/whole_gradients.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -207,36 +206,17 @@ class StepRunner::Impl {
     return outputs;
   }
 
-  /// Runs `work`, without which the engine does not go on: stages that wait for this one would wait for ever.
   template <class Work>
   std::invoke_result_t<const Work&> or_end(const Work& work) {
-    try {
-      return work();
-    } catch (c10::Error& error) {
-      end(error.what_without_backtrace());
-      error.add_context(kStepSpent);
-      throw;
-    } catch (const Error& error) {
-      end(error.what());
-      throw_error(error.code(), str(error.what(), ". ", kStepSpent));
-    } catch (const std::exception& error) {
-      end(error.what());
-      throw;
-    }
+    return run_or_end(work, kStepSpent, [this](const std::string& why) { end(why); });
   }
 
   void end(const std::string& why) {
     const std::string text =
         str(CallerScope::current("step"), failed_in_.empty() ? " failed" : " failed in ", failed_in_, ": ", why);
-    training_.condition().fail(text);
     ownership_.abort(text);
     for (Group* const group : {stages_.get(), all_.get()}) group->abort(text);
-    const TrainingGroups& groups = training_.groups();
-    std::set<Group*> all{&groups.sums, &groups.stage, &groups.model};
-    for (const auto& [axis, group] : groups.by_axis) all.insert(group);
-    for (Group* const group : all)
-      if (group != &world_) group->abort(text);
-    training_.pager().defer_reductions(false);
+    end_training(training_, world_, text);
   }
 
   Training& training_;

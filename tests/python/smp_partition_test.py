@@ -241,7 +241,7 @@ class Cut(Case):
     begin(2, partition_method="tree", memory_weight=1, active_microbatches=1)
     result = {name.rpartition(".")[0]: stage for name, stage in homes(Model(), torch.zeros(0, 8)).items()}
 """)
-        # Of the root's children, in the order of the program, stem and body (9 layers) are a segment, which gets both
+        # Stem and body (9 layers), children of the root in the order of the program, are a segment, which gets both
         # devices. There the body gets both, of quotients 8 and 4 beside the stem's 1; its layers are cut into halves.
         self.assertEqual(found, {"head": 0, "stem": 0, **{f"body.{index}.{inner}": index // 2 for index in range(4) for inner in (0, 1)}})
 
