@@ -34,10 +34,11 @@ std::string FlightRecorder::text() const {
   for (int64_t index = std::max<int64_t>(0, count_ - kEntries); index < count_; ++index) {
     const Entry& entry = entries_[static_cast<size_t>(index % kEntries)];
     const double start_s = std::chrono::duration<double>(entry.start - created_).count();
-    const double took_us = std::chrono::duration<double, std::micro>(entry.end - entry.start).count();
-    const std::string took = entry.end < entry.start
+    const bool is_under_way = entry.end < entry.start;
+    const auto took_us = [&] { return std::chrono::duration<double, std::micro>(entry.end - entry.start).count(); };
+    const std::string took = is_under_way
                                  ? "under way"
-                                 : formatted("{} {:.1f} us", entry.failed ? "failed after" : "took", took_us);
+                                 : formatted("{} {:.1f} us", entry.failed ? "failed after" : "took", took_us());
     all += formatted("{} at {:.6f} s, {}\n", describe(entry.call), start_s, took);
   }
   return all;
