@@ -36,9 +36,8 @@ std::string FlightRecorder::text() const {
     const double start_s = std::chrono::duration<double>(entry.start - created_).count();
     const bool is_under_way = entry.end < entry.start;
     const auto took_us = [&] { return std::chrono::duration<double, std::micro>(entry.end - entry.start).count(); };
-    const std::string took = is_under_way
-                                 ? "under way"
-                                 : formatted("{} {:.1f} us", entry.failed ? "failed after" : "took", took_us());
+    const std::string took =
+        is_under_way ? "under way" : formatted("{} {:.1f} us", entry.failed ? "failed after" : "took", took_us());
     all += formatted("{} at {:.6f} s, {}\n", describe(entry.call), start_s, took);
   }
   return all;

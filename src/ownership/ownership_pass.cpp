@@ -167,10 +167,22 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   take_written(facts, call.op, arguments, home);
 }
 
+/// Whether the operator uses its arguments as they are: nothing has come from other stages or gone there, and they are
+/// of this one and of its first piece.
+bool OwnershipPass::are_here(const OperatorFacts& facts, const HomedArguments& homed) {
+  if (current_->transfers.has_any()) return false;
+  const bool has_gradients = at::GradMode::is_enabled();
+  return std::ranges::all_of(homed, [&](const HomedArgument& one) {
+    return one.home.stage == stage_ &&
+           (!has_gradients || !is_needed(facts, one) || current_->pieces.is_here(*one.tensor));
+  });
+}
+
 /// Puts what the operator needs in place of its arguments: tensors of other stages come here, and what is of an earlier
 /// piece has a stand-in in this one.
 OwnershipPass::Replacements OwnershipPass::bring(OperatorCall& call, const OperatorFacts& facts,
                                                  const HomedArguments& homed, bool uses, const Next& next) {
+  if (facts.written == 0 && are_here(facts, homed)) return {};
   Pieces& pieces = current_->pieces;
   c10::SmallVector<at::Tensor, 4> used(homed.size());  // undefined: the argument as it is
   for (size_t i = 0; uses && i < homed.size(); ++i) {

@@ -37,6 +37,12 @@ const at::TensorBase& base_of(const at::Tensor& tensor) {
   return tensor.is_view() ? tensor._base() : static_cast<const at::TensorBase&>(tensor);
 }
 
+/// Whose history tells the piece: the base of a view, where that needs a gradient.
+const at::TensorBase& of_history(const at::Tensor& tensor) {
+  const at::TensorBase& base = base_of(tensor);
+  return base.requires_grad() ? base : tensor;
+}
+
 /// A view of memory that was written since: its node is made anew when it is asked for. Not before an operator does
 /// that, as autograd adds up gradients by when nodes were made.
 bool is_stale(const at::Tensor& tensor) {
@@ -96,7 +102,8 @@ void Pieces::received_back(const at::Tensor& own, TransferId id) {
 bool Pieces::is_here(const at::Tensor& argument) {
   if (!needs_gradient(argument)) return true;
   if (count() > 1 || !crossings_.empty()) return false;
-  if (argument.is_view() || torch::autograd::impl::grad_fn_unsafe(argument) == nullptr) piece_of(argument);
+  const at::TensorBase& whose = of_history(argument);
+  if (whose.is_leaf()) first_use_of(whose);
   return true;
 }
 
@@ -143,16 +150,20 @@ int Pieces::piece_of_node(const Node& node) const {
 /// The piece in which the history of `tensor` was made. A leaf is of the piece that first uses it. A view is made of
 /// its base or of a stand-in, whose nodes tell.
 int Pieces::piece_of(const at::Tensor& tensor) {
-  const at::TensorBase& base = base_of(tensor);
-  const at::TensorBase& whose = base.requires_grad() ? base : tensor;
+  const at::TensorBase& whose = of_history(tensor);
   const Node* const history = whose.grad_fn().get();
   if (tensor.is_view() && !is_stale(tensor))
     for (const Node* node = tensor.grad_fn().get(); node != nullptr && node != history;
          node = node->num_outputs() > 0 ? node->next_edge(0).function.get() : nullptr)
       if (dynamic_cast<const StandIn*>(node) != nullptr) return piece_of_node(*node);
   if (history != nullptr) return piece_of_node(*history);
-  const auto [use, is_first] =
-      first_uses_.try_emplace(whose.unsafeGetTensorImpl(), FirstUse{WeakTensor(whose.getIntrusivePtr()), last()});
+  return first_use_of(whose);
+}
+
+int Pieces::first_use_of(const at::TensorBase& leaf) {
+  auto use = first_uses_.find(leaf.unsafeGetTensorImpl());
+  if (use == first_uses_.end())
+    use = first_uses_.emplace(leaf.unsafeGetTensorImpl(), FirstUse{WeakTensor(leaf.getIntrusivePtr()), last()}).first;
   return use->second.piece;
 }
 

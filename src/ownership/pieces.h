@@ -130,6 +130,7 @@ class Pieces {
   int last() const { return count() - 1; }
   void begin_piece();
   int piece_of(const at::Tensor& tensor);
+  int first_use_of(const at::TensorBase& leaf);
   int piece_of_node(const torch::autograd::Node& node) const;
   const Crossing* crossing_of(const at::Tensor& tensor) const;
   void crosses_to(const at::Tensor& tensor, NodePtr catcher);

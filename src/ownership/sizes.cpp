@@ -62,16 +62,19 @@ class KeyMaker {
   }
   void add(const at::Tensor& tensor) {
     if (!tensor.defined()) return add(of(Kind::kUndefined, int64_t{0}));
-    const bool is_strided = tensor.layout() == at::kStrided;
-    add(static_cast<uint64_t>(tensor.dim()) << 32 | static_cast<uint64_t>(tensor.scalar_type()) << 4 |
-        static_cast<uint64_t>(is_strided) << 3 | static_cast<uint64_t>(tensor.is_conj()) << 2 |
-        static_cast<uint64_t>(tensor.is_neg()) << 1 | static_cast<uint64_t>(tensor.requires_grad()));
-    const at::IntArrayRef sizes = tensor.sizes();
+    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    const c10::DispatchKeySet keys = impl.key_set();
+    const bool is_strided = impl.layout() == at::kStrided;
+    const at::IntArrayRef sizes = impl.sizes();
+    add(static_cast<uint64_t>(sizes.size()) << 32 |
+        static_cast<uint64_t>(c10::typeMetaToScalarType(impl.dtype())) << 4 | static_cast<uint64_t>(is_strided) << 3 |
+        static_cast<uint64_t>(keys.has(c10::DispatchKey::Conjugate)) << 2 |
+        static_cast<uint64_t>(keys.has(c10::DispatchKey::Negative)) << 1 | static_cast<uint64_t>(impl.requires_grad()));
     if (!is_strided) {
       for (const int64_t size : sizes) add(static_cast<uint64_t>(size));
       return;
     }
-    const at::IntArrayRef strides = tensor.strides();
+    const at::IntArrayRef strides = impl.strides();
     for (size_t dim = 0; dim < sizes.size(); ++dim)
       add(static_cast<uint64_t>(sizes[dim]) ^ std::rotl(static_cast<uint64_t>(strides[dim]), 32));
   }
