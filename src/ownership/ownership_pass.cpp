@@ -42,19 +42,18 @@ at::Tensor with_base(const at::Tensor& tensor) { return tensor.is_view() ? at::T
 
 bool is_mask(at::ScalarType dtype) { return dtype == at::kBool || dtype == at::kByte; }
 
-/// A forward pass draws by the seeds of its operators, of which a part that runs again knows nothing.
-[[noreturn]] void refuse_second_draw(const OperatorCall& call) {
-  throw StateError(str("smp: ", call.op.schema().name(),
-                       " draws random numbers in a backward pass, as a part of a model ",
-                       "does that runs again (recompute(), torch.utils.checkpoint); in a step function it would draw ",
-                       "others than before; write `trireme.recompute` = \"selective\""));
+/// Whether an operator that may draw random numbers does.
+bool draws(const OperatorCall& call, const OperatorFacts& facts) {
+  if (facts.draws_unless < 0) return true;
+  const c10::IValue& by = call.arguments()[facts.draws_unless];
+  return !(by.isBool() && !by.toBool()) && !(by.isDouble() && by.toDouble() == 0);
 }
 
 }  // namespace
 
 void OwnershipPass::run(OperatorCall& call, Next next) {
   if (current_ == nullptr) {
-    if (is_backward_ && call.traits.random) refuse_second_draw(call);
+    if (is_backward_ && (call.traits.random || at::GradMode::is_enabled())) check_second_run(call);
     return next(call);
   }
   if (torch::autograd::get_current_graph_task_id() != -1)
@@ -77,15 +76,25 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
     run_remote(call, facts, homed, *home, next);
 }
 
+/// A forward pass draws by the seeds of its operators, and other stages take part in it: a backward pass, in which a
+/// part of it runs again, has neither.
+void OwnershipPass::check_second_run(const OperatorCall& call) {
+  constexpr const char* kAgain =
+      "a part of a step function that runs again in the backward pass (recompute(), torch.utils.checkpoint) has "
+      "neither tensors of other stages nor the random numbers that it drew; write `trireme.recompute` = \"selective\"";
+  if (call.traits.random && draws(call, facts_of(call)))
+    throw StateError(str("smp: ", call.op.schema().name(), " draws random numbers in a backward pass: ", kAgain));
+  for (const HomedArgument& one : homes_.arguments_of(call))
+    if (one.home.stage != stage_)
+      throw StateError(
+          str("smp: ", call.op.schema().name(), " of a backward pass needs stage ", one.home.stage, ": ", kAgain));
+}
+
 /// By the operator's number among those that may draw. To seed a generator costs more than most operators: not where
 /// nothing is drawn.
 void OwnershipPass::seed(OperatorCall& call, const OperatorFacts& facts) {
   const auto number = static_cast<uint64_t>(++current_->randoms);
-  if (facts.draws_unless >= 0) {
-    const c10::IValue& draws = call.arguments()[facts.draws_unless];
-    if ((draws.isBool() && !draws.toBool()) || (draws.isDouble() && draws.toDouble() == 0)) return;
-  }
-  call.seed = mix64(mix64(current_->seed ^ static_cast<uint64_t>(current_->number)) ^ number);
+  if (draws(call, facts)) call.seed = mix64(mix64(current_->seed ^ static_cast<uint64_t>(current_->number)) ^ number);
 }
 
 const OperatorFacts& OwnershipPass::facts_of(const OperatorCall& call) {

@@ -59,6 +59,7 @@ class OwnershipPass final : public Pass {
     bool is_received = false;
   };
   using Replacements = c10::SmallVector<Replaced, 2>;
+  void check_second_run(const OperatorCall& call);
   void seed(OperatorCall& call, const OperatorFacts& facts);
   const OperatorFacts& facts_of(const OperatorCall& call);
   bool tells_each(const OperatorFacts& facts, const OperatorCall& call) const;

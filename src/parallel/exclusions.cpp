@@ -64,9 +64,13 @@ const std::vector<Exclusion>& exclusions() {
        "\"selective\" or \"none\"",
        EngineCall::kInitialize, ErrorCode::kConfig},
       {kOwnership, kRecomputeByCall,
-       "recompute(): a step function over stages does not run a part of a model again yet; write "
-       "`trireme.recompute` = \"selective\"",
-       EngineCall::kForward, ErrorCode::kState},
+       "a part of a step function that runs again in the backward pass (recompute(), torch.utils.checkpoint) has "
+       "neither tensors of other stages nor the random numbers that it drew; write `trireme.recompute` = \"selective\"",
+       EngineCall::kBackward, ErrorCode::kState},
+      {kOwnership, kInit,
+       "'{}' was made under zero::Init, which has sharded it over all ranks; stages of a step function do not own such "
+       "parameters yet: make the model outside of it",
+       EngineCall::kInitialize},
   };
   static const std::vector<Exclusion> all = [] {
     std::vector<Exclusion> rows;

@@ -10,6 +10,7 @@
 #include "trireme/base/pattern.h"
 #include "trireme/comm/agreement.h"
 #include "trireme/config/config.h"
+#include "trireme/pager/init/init.h"
 #include "trireme/parallel/exclusions.h"
 
 namespace trireme {
@@ -67,6 +68,14 @@ std::map<std::string, int> stages_by_name(const torch::nn::Module& model, const 
   return by_name;
 }
 
+void check_whole(const torch::nn::Module& model) {
+  for (const auto& item : model.named_parameters())
+    if (zero::is_sharded(item.value())) {
+      const Exclusion& row = exclusion_of(Feature::kOwnership, Feature::kInit);
+      throw ConfigError(filled(row.text, {item.key()}), row.code);
+    }
+}
+
 /// Gives the tensors of other stages the dtypes that they get there.
 void cast_remote(const torch::nn::Module& model, const std::map<std::string, int>& stages, int own,
                  const PrecisionOptions& precision) {
@@ -105,6 +114,7 @@ detail::OwnedStage::OwnedStage(Group& world, const Topology& topology, torch::nn
     return text;
   });
   if (difference) throw ConfigError(str("stages of the model: the ranks differ: ", difference->text()));
+  if (stages.size() > 1) check_whole(model);
   const Config config = resolved_config(options, world.size());
   if (stages.size() > 1 && config.recompute.mode == RecomputeMode::kFull)
     throw ConfigError(filled(exclusion_of(Feature::kOwnership, Feature::kRecomputeLayers).text, {str(stages.size())}));

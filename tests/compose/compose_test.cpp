@@ -89,6 +89,8 @@ const std::multimap<std::string, trireme::Feature>& known_features() {
       {"recompute layers", kRecomputeLayers},
       {"leaf modules", kLeafModules},
       {"pipeline stages", kPipeline},
+      {"step function over stages", kOwnership},
+      {"step function over stages", kPipeline},
       {"pipeline, split backward", kPipeline},
       {"pipeline, chunks", kPipeline},
       {"pipeline, V of chunks", kPipeline},
@@ -123,7 +125,8 @@ struct Deviation {
 const std::vector<Deviation>& deviations() {
   static const std::vector<Deviation> all = [] {
     std::vector<Deviation> made;
-    for (const char* other : {"pipeline stages", "pipeline, split backward", "pipeline, chunks", "slices in stages"})
+    for (const char* other : {"pipeline stages", "pipeline, split backward", "pipeline, chunks", "slices in stages",
+                              "step function over stages"})
       made.push_back({"leaf modules", other, "", "each stage has a module of that name"});
     return made;
   }();
@@ -230,6 +233,7 @@ const std::vector<Feature>& features() {
       {"pipeline, split backward", {"pipe"}, kRounding, with(&Scenario::schedule, std::string("zb-h1")), kSums},
       {"pipeline, chunks", {"pipe"}, kRounding, with(&Scenario::schedule, std::string("interleaved")), kSums},
       {"pipeline, V of chunks", {"pipe"}, kRounding, with(&Scenario::schedule, std::string("zb-v")), kSums},
+      {"step function over stages", {"pipe"}, kRounding, with(&Scenario::has_step_function, true), kSums},
       {"sequence, Ulysses", {"sequence"}, kRounding, sequence("ulysses"), kSums},
       {"sequence, ring", {"sequence"}, kRounding, sequence("ring"), kSums},
       {"tensor slices", {"tensor"}, kRounding, with(&Scenario::has_slices, true), kSums},
@@ -340,14 +344,14 @@ const Deviation* deviation_of(const Indices& chosen) {
   return found != deviations().end() ? &*found : nullptr;
 }
 
-/// The row that two features are, if any.
+/// The row that two features are, if any: that of the first of each feature's names that has one.
 const Exclusion* exclusion_of(const Indices& chosen) {
   if (chosen.size() != 2) return nullptr;
   const auto [a, a_end] = known_features().equal_range(features()[chosen[0]].name);
   const auto [b, b_end] = known_features().equal_range(features()[chosen[1]].name);
-  for (const Exclusion& row : exclusions())
-    for (auto one = a; one != a_end; ++one)
-      for (auto other = b; other != b_end; ++other)
+  for (auto one = a; one != a_end; ++one)
+    for (auto other = b; other != b_end; ++other)
+      for (const Exclusion& row : exclusions())
         if (std::minmax(one->second, other->second) == std::minmax(row.one, row.other)) return &row;
   return nullptr;
 }
@@ -435,6 +439,7 @@ const Outcome& in_one_process(const Indices& chosen) {
   scenario.has_sequence_parts = all.has_sequence_parts;
   scenario.has_slices = all.has_slices;
   scenario.schedule = all.schedule;
+  scenario.has_step_function = all.has_step_function;
   std::string key = str(scenario.micro_batches(), " of ", scenario.data);
   for (const size_t index : without(without(chosen, Change::kNothing), Change::kRounding)) key += str(" ", index);
   const auto found = known.find(key);

@@ -29,6 +29,7 @@
 #include "trireme/engine/engine.h"
 #include "trireme/parallel/exclusions.h"
 #include "trireme/pipeline/pipeline_engine.h"
+#include "trireme/pipeline/step_engine.h"
 #include "trireme/recompute/recompute.h"
 #include "trireme/zero.h"
 
@@ -67,11 +68,12 @@ struct Scenario {
   bool has_sequence_parts = false;      ///< each rank has some tokens of each sample
   bool has_slices = false;              ///< each two neighbouring ranks have slices of the same layers
   std::string schedule = {};            ///< of a pipeline of two stages; empty: none
+  bool has_step_function = false;       ///< over two stages that own parts of the model as it is
   Scope scope = Scope::kNone;
   Checkpoint checkpoint = Checkpoint::kNone;
 
   Scenario();
-  bool is_in_stages() const { return !schedule.empty(); }
+  bool is_in_stages() const { return !schedule.empty() || has_step_function; }
   int slices() const { return has_slices ? 2 : 1; }
   int ranks() const { return data * (is_in_stages() ? 2 : 1) * (has_sequence_parts ? 2 : 1) * slices(); }
   int micro_batches() const { return ranks() * kAccumulation; }  ///< of a step
@@ -420,7 +422,78 @@ class StagedTraining final : public Training {
   OpenPipelineEngine engine_;
 };
 
+/// A step function's engine, as OpenEngine.
+class OpenStepEngine final : public StepEngine {
+ public:
+  using StepEngine::StepEngine;
+  using StepEngine::training;
+};
+
+class StepTraining final : public Training {
+ public:
+  StepTraining(const Scenario& scenario, Group& world, int device, Notes& notes)
+      : scenario_(scenario),
+        device_(scenario.is_on_device ? std::optional(device) : std::nullopt),
+        group_(device_group(scenario, world, device)),
+        model_(model_of(scenario, world, device)),
+        engine_(group_ ? *group_ : world, topology_of(scenario), *model_, stage_of, {},
+                options_of(scenario, world, notes)) {}
+
+  EngineBase& engine() override { return engine_; }
+  const torch::nn::Module& module() const override { return engine_.module(); }
+  const PartitionPlan* partition() const override { return engine_.training().partition(); }
+  void load_checkpoint(const std::filesystem::path& folder, const std::string& tag) override {
+    engine_.load_checkpoint(folder, {.tag = tag});
+  }
+
+  double step(int number) override {
+    if (scenario_.scope != Scope::kNone) throw StateError(kNoScopeInSteps);
+    const auto rounds = static_cast<int>(engine_.gradient_accumulation_steps());
+    const DataPlace place = engine_.data_place();
+    const auto outputs = engine_.step(rounds, [&](int micro_batch_number) {
+      const at::Tensor loss = loss_of((number * rounds + micro_batch_number) * place.size + place.rank);
+      engine_.backward(loss);
+      return std::vector{loss};
+    });
+    engine_.update();
+    if (scenario_.evaluates_between)
+      (void)engine_.step(1, [&](int) {
+        const torch::NoGradGuard no_grad;
+        return std::vector{loss_of(1000)};
+      });
+    double sum = 0;
+    for (const auto& of_micro_batch : outputs) sum += of_micro_batch.at(0).item<double>();
+    const at::Tensor total = at::tensor({sum}, at::kDouble);
+    engine_.group().all_reduce(total).wait();
+    return total.item<double>() / static_cast<double>(rounds * engine_.group().size());
+  }
+
+ private:
+  static Topology topology_of(const Scenario& scenario) {
+    std::vector<Axis> axes{{"pipe", 2}, {"data", scenario.data}};
+    if (scenario.has_sequence_parts) axes.push_back({"sequence", 2});
+    if (scenario.has_slices) axes.push_back({"tensor", 2});
+    return Topology(axes);
+  }
+  /// The first layer beside the embedding, which is the output layer, too: the program comes back to its stage.
+  static int stage_of(const std::string& name) { return name.find("layers.1.") != std::string::npos ? 1 : 0; }
+  at::Tensor loss_of(int64_t number) {
+    const trireme::MicroBatch batch = micro_batch(number, device_);
+    const at::Tensor tokens = batch.inputs.toTensor(), labels = batch.labels.toTensor();
+    const auto loss = [model = model_, tokens, labels] { return model->loss(tokens, labels); };
+    if (!scenario_.recomputes_by_call) return loss();
+    return recompute([loss](const at::Tensor&) { return loss(); }, at::empty({0}));
+  }
+
+  const Scenario& scenario_;
+  const std::optional<int> device_;
+  const std::unique_ptr<Group> group_;
+  const std::shared_ptr<LlamaImpl> model_;
+  OpenStepEngine engine_;
+};
+
 inline std::unique_ptr<Training> make_training(const Scenario& scenario, Group& world, int device, Notes& notes) {
+  if (scenario.has_step_function) return std::make_unique<StepTraining>(scenario, world, device, notes);
   if (scenario.is_in_stages()) return std::make_unique<StagedTraining>(scenario, world, device, notes);
   return std::make_unique<WholeTraining>(scenario, world, device, notes);
 }
@@ -456,6 +529,7 @@ inline void save_again_on_one_rank(const Scenario& scenario, const std::filesyst
   other.data = 1;
   other.has_sequence_parts = false;
   other.has_slices = false;
+  other.has_step_function = false;
   other.schedule = {};
   Notes notes;
   run_ranks(1, [&](Rank& rank) {

@@ -251,6 +251,34 @@ TEST(Stages, RefuseARecomputationThatDraws) {
     });
 }
 
+TEST(Stages, RecomputeWhatIsTheirsAlone) {
+  const auto train = [](bool recomputes, bool of_both) {
+    Tensor weight;
+    run_ranks(2, [&](Rank& rank) {
+      manual_seed(3);
+      Net net(false);
+      StepEngine engine(rank.world(), Topology({{"pipe", 2}, {"data", 1}}), net, stage_of, {},
+                        {.config = config_of(1, [](Config&) {})});
+      (void)engine.step(1, [&](int) {
+        const auto part = [&](const Tensor& x) {
+          const Tensor h = at::dropout(net.first(x), 0.5, false).exp();
+          return of_both ? net.middle(h) : h;
+        };
+        const Tensor h = recomputes ? recompute(part, at::ones({3, 6})) : part(at::ones({3, 6}));
+        const Tensor loss = net.last(h).square().mean();
+        engine.backward(loss);
+        return Tensors{loss};
+      });
+      engine.update();
+      if (rank.id() == 0) weight = engine.pager().whole(0).detach().clone();
+    });
+    return weight;
+  };
+  EXPECT_TRUE(at::equal(train(true, false), train(false, false)));
+  EXPECT_SAYS(error_of([&] { (void)train(true, true); }),
+              "a part of a step function that runs again in the backward pass");
+}
+
 TEST(Stages, OfEachSchedule) {
   const Trained expected = train(1, 1, false, zero(0));
   for (const std::string pipeline : {"interleaved", "simple", "sequential"})
