@@ -7,6 +7,7 @@
 #include "ownership/shadow.h"
 #include "trireme/base/error.h"
 #include "trireme/base/mix64.h"
+#include "trireme/intercept/transforms.h"
 
 namespace trireme::ownership {
 namespace {
@@ -81,10 +82,20 @@ OperatorFacts facts_of(const OperatorCall& call) {
 const Home* Homes::find(const at::Tensor& tensor) {
   c10::StorageImpl* const storage =
       tensor.defined() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
-  if (storage == nullptr) return nullptr;
+  if (storage == nullptr) return refuse_transformed(tensor), nullptr;
   if (const Home* const home = remote_home(*storage)) return home;
   const auto& found = table_[place_of(storage)];
   return found ? &found->home : nullptr;
+}
+
+void Homes::refuse_transformed(const at::Tensor& tensor) {
+  if (!tensor.defined()) return;
+  const at::Tensor& inner = under_transforms(tensor);
+  const Home* const home = inner.is_same(tensor) ? nullptr : find(inner);
+  if (home != nullptr)
+    throw Error(ErrorCode::kUnsupported,
+                str("smp: a transform of torch.func (vmap, grad, jvp) of a tensor of stage ", home->stage,
+                    " is not there yet; compute it without the transform, or outside of the step function"));
 }
 
 void Homes::set(const c10::Storage& storage, const Home& home) {

@@ -49,6 +49,7 @@ class Homes {
  public:
   void set(const c10::Storage& storage, const Home& home);
   /// Null: it has none.
+  /// Throws    Error(kUnsupported): it stands for a tensor with a home in a transform of torch.func.
   const Home* find(const at::Tensor& tensor);
   HomedArguments arguments_of(const OperatorCall& call);
 
@@ -63,6 +64,7 @@ class Homes {
   size_t size_ = 0;
   size_t hand_ = 0;  ///< where the next dead storage is looked for
 
+  void refuse_transformed(const at::Tensor& tensor);
   size_t place_of(const c10::StorageImpl* storage) const;
   const c10::StorageImpl* at(size_t place) const;
   size_t after(size_t place) const { return (place + 1) & (table_.size() - 1); }

@@ -3,13 +3,17 @@
 #include <torch/nn/module.h>
 
 #include <map>
+#include <optional>
+#include <string>
 #include <utility>
 #include <variant>
 
 #include "trireme/base/error.h"
 #include "trireme/base/pattern.h"
 #include "trireme/comm/agreement.h"
+#include "trireme/comm/call_scopes.h"
 #include "trireme/config/config.h"
+#include "trireme/intercept.h"
 #include "trireme/pager/init/init.h"
 #include "trireme/parallel/exclusions.h"
 
@@ -90,6 +94,13 @@ void cast_remote(const torch::nn::Module& model, const std::map<std::string, int
   for (const auto& item : model.named_buffers()) cast(item.key(), item.value(), precision.buffer_dtype);
 }
 
+std::vector<std::pair<std::string, at::Tensor>> parameters_of(const torch::nn::Module& model) {
+  std::vector<std::pair<std::string, at::Tensor>> parameters;
+  for (const auto& item : model.named_parameters())
+    if (item.value().defined()) parameters.emplace_back(item.key(), item.value());
+  return parameters;
+}
+
 void own_all(Ownership& ownership, const torch::nn::Module& model, const std::map<std::string, int>& stages,
              bool are_here) {
   for_each_named(model, [&](const std::string& name, const at::Tensor& tensor) {
@@ -138,9 +149,31 @@ StepEngine::StepEngine(Group& world, const Topology& topology, torch::nn::Module
 StepEngine::StepEngine(detail::OwnedStage stage, torch::nn::Module& model, const StepRunnerOptions& step)
     : OwnedStage(std::move(stage)),
       EngineBase(*grid, *part, OwnedStage::options),
+      parameters_(parameters_of(model)),
       runner_(training(), *grid, *ownership, step) {
   // A Training gives its tensors memory of its own.
   own_all(*ownership, model, homes, /*are_here=*/true);
+}
+
+void StepEngine::check_parameters() {
+  training().condition().require_intact("step");
+  if (stages() == 1) return;
+  const CallerScope caller("step");
+  const WithoutInterception own_operators;
+  const auto difference = first_different_line(grid->along({"pipe"}), [this] {
+    std::string trained;
+    for (const auto& [name, parameter] : parameters_) {
+      const std::optional<Home> home = home_of(parameter);
+      if (!home || home->stage != homes.at(name))
+        throw StateError(str("step: parameter '", name, "' was given other memory (set_data, or .data = …) since stage ",
+                             homes.at(name), " owns it; write into it there, without a graph: parameter.copy_(values)"));
+      trained += str("'", name, "' is ", parameter.requires_grad() ? "trained\n" : "frozen\n");
+    }
+    return trained;
+  });
+  if (difference)
+    throw StateError(str("step: ", difference->of_rank_0, " on stage 0, and ", difference->of_rank, " on stage ",
+                         difference->rank, "; set requires_grad on every rank"));
 }
 
 }  // namespace trireme

@@ -6,6 +6,7 @@
 #include "trireme/base/environment.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/agreement.h"
+#include "trireme/comm/call_scopes.h"
 #include "trireme/device/device.h"
 
 namespace trireme::python {
@@ -71,10 +72,13 @@ void bind_world(py::module_& module) {
           py::arg("tensor"), py::arg("root") = 0, WithoutGil(), "In place; contiguous.")
       .def(
           "gather",
-          [](const WorldHandle& self, const std::string& text) {
+          [](const WorldHandle& self, const std::string& text, const std::string& caller) {
+            std::optional<CallerScope> scope;
+            if (!caller.empty()) scope.emplace(caller.c_str());
             return gather_or_throw(group_of(self), [&] { return text; });
           },
-          py::arg("text"), WithoutGil(), "The texts of all ranks, by rank.")
+          py::arg("text"), py::arg("caller") = "", WithoutGil(),
+          "The texts of all ranks, by rank. caller: the call that every rank makes, for errors.")
       .def(
           "first_difference",
           [](const WorldHandle& self, const std::vector<int64_t>& values) -> std::optional<size_t> {

@@ -326,6 +326,24 @@ TEST(StepFaults, GradientsThatAreOffOnOneStage) {
     EXPECT_SAYS(text, "step: gradients are on on stage 0 and off on stage 1");
 }
 
+TEST(StepFaults, AParameterThatIsFrozenOnOneStage) {
+  for (const std::string& text : errors_of<StateError>([](Stage& stage) {
+         stage.net.second->weight.requires_grad_(stage.id == 0);
+         stage.step([&] { return stage.loss(); });
+       }))
+    EXPECT_SAYS(text, "step: 'second.weight' is trained on stage 0, and 'second.weight' is frozen on stage 1");
+}
+
+TEST(StepFaults, AParameterThatWasGivenOtherMemory) {
+  const std::string said = "step: parameter 'second.weight' was given other memory (set_data, or .data = …) since";
+  for (const int stage_that_does : {0, 1})
+    for (const std::string& text : errors_of<StateError>([&](Stage& stage) {
+           if (stage.id == stage_that_does) stage.net.second->weight.set_data(at::ones({6, 8}));
+           stage.step([&] { return stage.loss(); });
+         }))
+      EXPECT_SAYS(text, said + " stage 1 owns it");
+}
+
 TEST(StepFaults, AnUpdateWithoutGradientsLeavesTheEngineAlive) {
   for (const std::string& text : errors_of<StateError>([](Stage& stage) {
          const at::NoGradGuard no_grad;

@@ -5,6 +5,8 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "trireme/comm/grid.h"
 #include "trireme/engine/engine_base.h"
@@ -50,8 +52,10 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
   StepEngine(Group& world, const Topology& topology, torch::nn::Module& model, const StageOf& stage_of,
              const StepRunnerOptions& step = {}, const InitializeOptions& options = {});
 
-  /// As StepRunner's.
+  /// As StepRunner's run(). Throws StateError, on every stage and before anything runs, too: a parameter is trained on
+  /// one stage and frozen on another, or has been given other memory.
   StepRunner::Outputs step(int micro_batches, const StepRunner::Program& program) {
+    check_parameters();
     return runner_.run(micro_batches, program);
   }
   void backward(const at::Tensor& root, const at::Tensor& gradient = {}) { runner_.backward(root, gradient); }
@@ -83,6 +87,9 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
 
  private:
   StepEngine(detail::OwnedStage stage, torch::nn::Module& model, const StepRunnerOptions& step);
+  void check_parameters();
+
+  const std::vector<std::pair<std::string, at::Tensor>> parameters_;  ///< of all stages
   StepRunner runner_;
 };
 

@@ -69,7 +69,7 @@ def agreed(call, args, kwargs, agenda):
         told = {"agenda": agenda, "text": described.text}
     except Exception as error:  # pylint: disable=broad-exception-caught
         failure, told = error, {"failure": f"{type(error).__name__}: {error}"}
-    of_ranks = [json.loads(text) for text in state.world.gather(json.dumps(told))]
+    of_ranks = [json.loads(text) for text in state.world.gather(json.dumps(told), "smp.step")]
     if failure is not None:
         raise failure
     for rank, one in enumerate(of_ranks):
