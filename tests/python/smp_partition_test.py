@@ -228,6 +228,25 @@ class Cut(Case):
 """)
         self.assertEqual(found, [[True] * 4] * 3)
 
+    def test_stages_that_come_back_to_each_other_are_taken_where_one_would_have_nearly_all(self):
+        found = self.on_ranks(0, _TRANSFORMERS + """
+    import collections
+    model = hf.BartForConditionalGeneration(hf.BartConfig(vocab_size=64, max_position_embeddings=32, d_model=32, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=64,
+                                                          decoder_ffn_dim=64, encoder_attention_heads=4, decoder_attention_heads=4, pad_token_id=0, decoder_start_token_id=1))
+    result = []
+    for stages in (2, 3):
+        begin(stages)
+        found = trace.traced(model, (), dict(input_ids=ids, labels=ids))
+        placed = homes(model, input_ids=ids, labels=ids)
+        cost = collections.Counter()
+        for atom, of_atom in zip(found.atoms, found.costs(state.cfg.memory_weight, 4)):
+            cost[placed[atom.tensors[0]]] += of_atom
+        result.append([sorted(cost), max(cost.values()) / sum(cost.values())])
+""")
+        for stages, (used, heaviest) in zip((2, 3), found, strict=True):
+            self.assertEqual(used, list(range(stages)))
+            self.assertLess(heaviest, 1.5 / stages)
+
     def test_the_tree_is_the_published_algorithm(self):
         found = self.on_ranks(0, _PROGRAM + """
     def layer():

@@ -181,6 +181,8 @@ def checked(options):
         key = ALIASES.get(name, name)
         if key not in KEYS:
             raise ConfigError(f"smp.init: there is no key `{name}`{_nearest(name)}; docs/smp.md has all keys")
+        if key == "pipeline" and value == "_only_forward":
+            raise UnsupportedError("smp.init: `pipeline` = \"_only_forward\" is not there yet; call the step function under torch.no_grad(), without model.backward()")
         if not KEYS[key].kind.takes(value):
             raise ConfigError(f"smp.init: `{name}` = {_shown(value)}; expected {KEYS[key].kind.expected}")
         if KEYS[key].refused and value != KEYS[key].default:
