@@ -3,7 +3,7 @@ weights are those of one process, bit by bit."""
 from harness import RankServer, main
 from smp_programs import Case
 
-RankServer.imports = ("transformers.models.llama.modeling_llama", "transformers.models.bert.modeling_bert", "transformers.models.t5.modeling_t5", "torch._dynamo")
+RankServer.imports = ("transformers.models.llama.modeling_llama", "transformers.models.bert.modeling_bert", "transformers.models.t5.modeling_t5", "transformers.models.bart.modeling_bart", "torch._dynamo")
 
 FAMILIES = """
     def family(name, **more):
@@ -20,6 +20,10 @@ FAMILIES = """
         if name == "t5":
             return hf.T5ForConditionalGeneration(hf.T5Config(d_model=32, d_ff=48, d_kv=8, num_layers=2, num_decoder_layers=2, num_heads=4, vocab_size=64,
                                                              decoder_start_token_id=0, **more))
+        if name == "bart":
+            return hf.BartForConditionalGeneration(hf.BartConfig(vocab_size=64, max_position_embeddings=32, d_model=32, encoder_layers=2, decoder_layers=2,
+                                                                 encoder_ffn_dim=48, decoder_ffn_dim=48, encoder_attention_heads=4, decoder_attention_heads=4,
+                                                                 pad_token_id=0, decoder_start_token_id=1, **more))
         if name == "falcon":
             return hf.FalconForCausalLM(hf.FalconConfig(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, vocab_size=64, **more))
         if name == "gemma":
@@ -66,6 +70,10 @@ class Families(Case):
     def test_t5_whose_weight_is_tied_three_times(self):
         self.assert_family("t5", more="dropout_rate=0.1")
         self.assert_family("t5", stages=3)
+
+    def test_bart_whose_decoder_begins_on_the_stage_of_its_encoder(self):
+        self.assert_family("bart", end="sequential")
+        self.assert_family("bart", stages=3, end="sequential")
 
     def test_under_autocast(self):
         self.assert_bits_of_one_process(FAMILIES + """
