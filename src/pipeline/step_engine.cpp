@@ -165,8 +165,9 @@ void StepEngine::check_parameters() {
     for (const auto& [name, parameter] : parameters_) {
       const std::optional<Home> home = home_of(parameter);
       if (!home || home->stage != homes.at(name))
-        throw StateError(str("step: parameter '", name, "' was given other memory (set_data, or .data = …) since stage ",
-                             homes.at(name), " owns it; write into it there, without a graph: parameter.copy_(values)"));
+        throw StateError(str("step: parameter '", name,
+                             "' was given other memory (set_data, or .data = …) since stage ", homes.at(name),
+                             " owns it; write into it there, without a graph: parameter.copy_(values)"));
       trained += str("'", name, "' is ", parameter.requires_grad() ? "trained\n" : "frozen\n");
     }
     return trained;
