@@ -42,6 +42,16 @@ at::Tensor with_base(const at::Tensor& tensor) { return tensor.is_view() ? at::T
 
 bool is_mask(at::ScalarType dtype) { return dtype == at::kBool || dtype == at::kByte; }
 
+bool is_written(const OperatorCall& call, const HomedArgument& one) {
+  return one.argument < 64 && (call.traits.written >> one.argument & 1);
+}
+
+/// Arguments of a view beside the viewed one give sizes or dtypes, which every stage knows. A view is no use of its
+/// argument either: what is made of it is, wherever.
+bool is_needed(const OperatorFacts& facts, const HomedArgument& one) {
+  return facts.view_of < 0 || static_cast<int>(one.argument) == facts.view_of;
+}
+
 /// Whether an operator that may draw random numbers does.
 bool draws(const OperatorCall& call, const OperatorFacts& facts) {
   if (facts.draws_unless < 0) return true;
@@ -221,16 +231,6 @@ OwnershipPass::Replacements OwnershipPass::bring(OperatorCall& call, const Opera
   for (const Replaced& one : replaced)
     replace(call.stack[call.stack.size() - call.traits.arguments + one.argument], one.item, one.used);
   return replaced;
-}
-
-bool OwnershipPass::is_written(const OperatorCall& call, const HomedArgument& one) {
-  return one.argument < 64 && (call.traits.written >> one.argument & 1);
-}
-
-/// Arguments of a view beside the viewed one give sizes or dtypes, which every stage knows. A view is no use of its
-/// argument either: what is made of it is, wherever.
-bool OwnershipPass::is_needed(const OperatorFacts& facts, const HomedArgument& one) {
-  return facts.view_of < 0 || static_cast<int>(one.argument) == facts.view_of;
 }
 
 /// The program's own tensors in place of those that stood for them among the results.

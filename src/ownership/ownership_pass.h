@@ -63,8 +63,6 @@ class OwnershipPass final : public Pass {
   void seed(OperatorCall& call, const OperatorFacts& facts);
   const OperatorFacts& facts_of(const OperatorCall& call);
   bool tells_each(const OperatorFacts& facts, const OperatorCall& call) const;
-  static bool is_needed(const OperatorFacts& facts, const HomedArgument& one);
-  static bool is_written(const OperatorCall& call, const HomedArgument& one);
   Home born(const Home& home) const;
 
   void run_replicated(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed, const Next& next);

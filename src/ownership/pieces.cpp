@@ -37,7 +37,7 @@ const at::TensorBase& base_of(const at::Tensor& tensor) {
   return tensor.is_view() ? tensor._base() : static_cast<const at::TensorBase&>(tensor);
 }
 
-/// Whose history tells the piece: the base of a view, where that needs a gradient.
+/// The tensor whose history tells the piece: the base of a view, where that needs a gradient.
 const at::TensorBase& of_history(const at::Tensor& tensor) {
   const at::TensorBase& base = base_of(tensor);
   return base.requires_grad() ? base : tensor;
