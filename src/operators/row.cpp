@@ -1,7 +1,7 @@
 #include "trireme/operators/row.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
@@ -72,9 +72,7 @@ RowCall::RowCall(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> argum
   sizes_ = *std::move(sizes);
 }
 
-int RowCall::index_of(const char* name) const {
-  return op_.schema().argumentIndexWithName(name).value_or(-1);
-}
+int RowCall::index_of(const char* name) const { return op_.schema().argumentIndexWithName(name).value_or(-1); }
 
 std::optional<size_t> RowCall::tensor_of(const char* name) const {
   const int index = index_of(name);
@@ -141,7 +139,7 @@ std::pair<at::Tensor, at::Tensor> LocalRow::find(uint8_t factor, const at::Tenso
   const int64_t size = row->factors[factor].size;
   const at::Tensor back = at::full({size}, -1, at::kLong);
   back.index_put_({positions(factor)}, at::arange(sizes[factor], at::kLong));
-  const at::Tensor here = back.index({at::where(places < 0, places + size, places)});
+  const at::Tensor here = back.to(places.device()).index({at::where(places < 0, places + size, places)});
   return {here.clamp_min(0), here >= 0};
 }
 

@@ -9,12 +9,12 @@
 namespace trireme {
 namespace {
 
-struct Row {
+struct RuleOfNames {
   OperatorRule rule;
   const char* operators;  ///< names without "aten::", or overloads
 };
 
-constexpr Row kRows[] = {
+constexpr RuleOfNames kRows[] = {
     {{OperatorRole::kNone},
      "requires_grad_ retain_grad retains_grad is_leaf output_nr _version is_floating_point is_complex is_signed "
      "is_conj is_neg is_inference is_pinned is_set_to result_type can_cast promote_types size stride "
@@ -114,7 +114,7 @@ using Table = std::unordered_map<std::string, const OperatorRule*>;
 const Table& table() {
   static const Table rows = [] {
     Table made;
-    for (const Row& row : kRows) {
+    for (const RuleOfNames& row : kRows) {
       std::istringstream names(row.operators);
       for (std::string name; names >> name;) made["aten::" + name] = &row.rule;
     }

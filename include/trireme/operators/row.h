@@ -44,13 +44,15 @@ struct Factor {
   FactorKind kind = FactorKind::kEach;
 };
 
-/// The factors of a dim, outermost first; empty: a dim of size 1, which is never cut.
+/// The factors of a dim, outermost first; empty: a dim of size 1, which is never cut. One of size 1 that is a piece, or
+/// is made of pieces, has a factor: ranks without its element must know it.
 using DimFactors = c10::SmallVector<uint8_t, 2>;
 using TensorFactors = c10::SmallVector<DimFactors, 5>;
 
 /// A stretch of a factor of an argument that a factor of a result is made of.
 struct Piece {
-  uint8_t argument = 0;  ///< index of the tensor among Row::arguments
+  static constexpr uint8_t kConstant = 255;  ///< of no argument: a pad, whose factor nothing else has
+  uint8_t argument = 0;                      ///< index of the tensor among Row::arguments
   uint8_t factor = 0;
   int64_t begin = 0, end = 0;
   bool is_reversed = false;
@@ -126,8 +128,8 @@ class RowCall {
 /// What one rank has of a row whose factors are cut.
 struct LocalRow {
   const Row* row = nullptr;
-  c10::SmallVector<int64_t, 8> sizes;       ///< of the factors, here
-  std::vector<PiecedFactor> pieces;         ///< in the arguments' local indices
+  c10::SmallVector<int64_t, 8> sizes;        ///< of the factors, here
+  std::vector<PiecedFactor> pieces;          ///< in the arguments' local indices
   std::vector<std::vector<Interval>> owned;  ///< by factor: the whole's indices of its elements here, in their order
 
   explicit LocalRow(const Row& of);  ///< of all factors all
@@ -140,7 +142,7 @@ struct LocalRow {
   std::pair<at::Tensor, at::Tensor> find(uint8_t factor, const at::Tensor& places) const;
 };
 
-/// A call on one rank.
+/// A call on one rank. Where Row::term is not among its arguments (None, undefined), it gives what it would add to.
 struct LocalCall {
   std::vector<c10::IValue> arguments;  ///< tensors: this rank's parts; others as the program gave them
   /// Changes the results that the operator gives: zeroes what is not here; empty: it does not.
