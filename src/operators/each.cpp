@@ -79,7 +79,9 @@ Row each(const RowCall& call) {
 
 Row of_first(const RowCall& call) {
   Row row;
-  for (size_t i = 0; i < call.tensors(); ++i) row.arguments.push_back(dims_of(row, call.sizes(i)));
+  // Others are read by nobody, but a factor that no result has must be of a kind that says how ranks join.
+  for (size_t i = 0; i < call.tensors(); ++i)
+    row.arguments.push_back(dims_of(row, call.sizes(i), i == 0 ? FactorKind::kEach : FactorKind::kWhole));
   set_results(row, call, row.arguments[0]);
   return row;
 }

@@ -267,7 +267,7 @@ Row roll(const RowCall& call) {
 }
 
 void localise_roll(const RowCall& call, const LocalRow& local, LocalCall& here) {
-  if (local.row->pieces.empty() || !is_any_cut(local)) return;
+  if (!is_any_cut(local)) return;
   std::vector<int64_t> dims, shifts;
   for (int64_t d = 0; d < call.dims(0); ++d) {
     const DimFactors& to = local.row->results[0][d];
@@ -276,6 +276,7 @@ void localise_roll(const RowCall& call, const LocalRow& local, LocalCall& here) 
     dims.push_back(d);
     shifts.push_back(first.end - first.begin);
   }
+  if (dims.empty()) dims = shifts = {0};  // by whole lengths, of which a part is none
   set_integers(call, here, "dims", dims);
   set_integers(call, here, "shifts", shifts);
 }
