@@ -1,0 +1,35 @@
+// What ranks exchange so that each runs an operator on what it has: a pure function of a row and placements.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "trireme/activations/placement.h"
+#include "trireme/operators/row.h"
+
+namespace trireme {
+
+/// What each rank needs, runs and gets, alike on all ranks.
+struct Decision {
+  std::vector<Placement> arguments;  ///< that they must have, by tensor
+  std::vector<Placement> results;    ///< that they get
+  /// Results along an axis on which ranks have reduced a factor.
+  struct Join {
+    int axis;
+    FactorKind kind;
+    std::vector<double> shares;  ///< by position: how much of the factor it has, the weight of a mean
+  };
+  std::vector<Join> joins;      ///< to be undone from the last one on
+  std::vector<int> divided;     ///< axes along which ranks compute something else
+  std::vector<LocalRow> local;  ///< by position
+};
+
+/// Along each axis a factor is chosen, or none: then all that is cut along it becomes whole. Any choice of a factor
+/// that is not mixed gives right results; this one moves few elements. `row` outlives the decision.
+///
+/// Where an axis cuts what another one leaves, every position on that one is looked at: ranks that decided by their own
+/// sizes alone would decide differently, and the next exchange would join unlike tensors.
+Decision decide(const Row& row, const std::vector<Placement>& arguments, const AxisGrid& grid);
+
+}  // namespace trireme

@@ -1,0 +1,165 @@
+// Ranges, cuts along factors, and decisions in closed form.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "trireme/activations/decide.h"
+#include "trireme/activations/placement.h"
+
+namespace trireme::testing {
+namespace {
+
+using Of = std::vector<std::vector<Interval>>;
+
+Cut cut(int axis, int64_t dim, int64_t outer, Ranges ranges) {
+  return {axis, dim, outer, std::make_shared<const Ranges>(std::move(ranges))};
+}
+
+TEST(RangesOfRanks, JoinWhatTouchesAndDropWhatIsEmpty) {
+  EXPECT_EQ(Ranges(6, Of{{{2, 4}, {0, 2}}, {{4, 4}, {4, 6}}}), Ranges(6, Of{{{0, 4}}, {{4, 6}}}));
+}
+
+TEST(RangesOfRanks, AreEvenUpToOne) {
+  EXPECT_EQ(Ranges::even(7, 3), Ranges(7, Of{{{0, 2}}, {{2, 4}}, {{4, 7}}}));
+  EXPECT_EQ(Ranges::even(7, 3).local(2), 3);
+}
+
+TEST(RangesOfRanks, GrowAndShrinkByAFactor) {
+  const Ranges some(6, Of{{{0, 2}, {4, 6}}, {{2, 4}}});
+  EXPECT_EQ(some.times(3), Ranges(18, Of{{{0, 6}, {12, 18}}, {{6, 12}}}));
+  EXPECT_EQ(some.over(2), Ranges(3, Of{{{0, 1}, {2, 3}}, {{1, 2}}}));
+  EXPECT_FALSE(some.over(4));
+  EXPECT_FALSE(Ranges::even(6, 4).over(2)) << "an interval begins between two indices that become one";
+}
+
+TEST(RangesOfRanks, AreAlikeInEachStretchOrNot) {
+  EXPECT_EQ(Ranges(6, Of{{{0, 1}, {3, 4}}, {{1, 3}, {4, 6}}}).of_each(2), Ranges(3, Of{{{0, 1}}, {{1, 3}}}));
+  EXPECT_FALSE(Ranges(6, Of{{{0, 1}, {4, 5}}, {{1, 4}, {5, 6}}}).of_each(2));
+  EXPECT_FALSE(Ranges::even(6, 2).of_each(4));
+}
+
+TEST(RangesOfRanks, SayWhereIndicesAreInAPart) {
+  const Ranges some(8, Of{{{0, 2}, {5, 8}}, {{2, 5}}});
+  EXPECT_EQ(some.place_of(0, {1, 6}), (Interval{1, 3}));
+  EXPECT_EQ(some.place_of(1, {0, 3}), (Interval{0, 1}));
+}
+
+TEST(ACut, RunsAlongTheHeadsOfAMergedDim) {
+  // A dim of (heads 4, features 3), two heads a rank.
+  const auto found = along({0, 1}, {4, 3}, cut(0, 2, 1, Ranges::even(12, 2)));
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->first, 0);
+  EXPECT_EQ(found->second.times, 1);
+  EXPECT_EQ(found->second.ranges, Ranges::even(4, 2));
+}
+
+TEST(ACut, RunsAlongTheHeadsOfAPackedDim) {
+  // (query key value, heads 4, features 2), cut alike in each of the three.
+  const auto found = along({0, 1, 2}, {3, 4, 2}, cut(0, 0, 3, Ranges::even(8, 2)));
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->first, 1);
+  EXPECT_EQ(found->second.ranges, Ranges::even(4, 2));
+}
+
+TEST(ACut, RunsThroughStretchesOfOneFactor) {
+  const auto found = along({0}, {12}, cut(0, 0, 3, Ranges::even(4, 2)));
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->second.times, 3);
+  EXPECT_EQ(found->second.ranges, Ranges::even(4, 2));
+}
+
+TEST(ACut, RunsAlongNoFactorWhereItBeginsWithinOne) {
+  EXPECT_FALSE(along({0, 1}, {4, 3}, cut(0, 0, 1, Ranges(12, Of{{{0, 7}}, {{7, 12}}}))));
+  EXPECT_FALSE(along({0, 1}, {4, 3}, cut(0, 0, 1, Ranges::even(10, 2)))) << "of another size";
+}
+
+TEST(ACut, ComesBackFromItsFactor) {
+  const TensorFactors tensor{{3}, {0, 1, 2}};
+  const std::vector<int64_t> sizes{3, 4, 2, 5};
+  const Cut given = cut(1, 1, 3, Ranges::even(8, 2));
+  const auto found = along(tensor[1], sizes, given);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(cut_by(1, tensor, sizes, found->first, found->second), given);
+  EXPECT_FALSE(cut_by(1, {{3}}, sizes, found->first, found->second));
+}
+
+/// linear: [b k] [n k] -> [b n].
+Row product() {
+  Row row;
+  const uint8_t b = row.add(4), k = row.add(6, FactorKind::kSum), n = row.add(8);
+  row.arguments = {{{b}, {k}}, {{n}, {k}}};
+  row.results = {{{b}, {n}}};
+  return row;
+}
+
+Placement cut_everywhere(const AxisGrid& grid, const Cut& one) {
+  Placement placement(grid.positions());
+  for (int position = 0; position < grid.positions(); ++position) placement.at(position).push_back(one);
+  return placement;
+}
+
+TEST(ADecision, OfColumnsGivesColumnsAndLetsTheInputEnter) {
+  const AxisGrid grid({2});
+  const Row row = product();
+  const Decision made = decide(row, {Placement(2), cut_everywhere(grid, cut(0, 0, 1, Ranges::even(8, 2)))}, grid);
+  EXPECT_EQ(made.divided, std::vector<int>{0});
+  EXPECT_TRUE(made.joins.empty());
+  EXPECT_EQ(made.arguments[0], Placement(2));
+  EXPECT_EQ(made.results[0], cut_everywhere(grid, cut(0, 1, 1, Ranges::even(8, 2))));
+  EXPECT_EQ(made.local[1].sizes_of(row.results[0]), (std::vector<int64_t>{4, 4}));
+}
+
+TEST(ADecision, OfRowsJoinsASum) {
+  const AxisGrid grid({2});
+  const Row row = product();
+  const Decision made = decide(row,
+                               {cut_everywhere(grid, cut(0, 1, 1, Ranges::even(6, 2))),
+                                cut_everywhere(grid, cut(0, 1, 1, Ranges::even(6, 2)))},
+                               grid);
+  ASSERT_EQ(made.joins.size(), 1u);
+  EXPECT_EQ(made.joins[0].kind, FactorKind::kSum);
+  EXPECT_EQ(made.results[0], Placement(2));
+}
+
+TEST(ADecision, OfWhatIsMixedMakesItWhole) {
+  const AxisGrid grid({2});
+  Row row;
+  const uint8_t b = row.add(4), mixed = row.add(6, FactorKind::kWhole);
+  row.arguments = row.results = {{{b}, {mixed}}};
+  const Decision made = decide(row, {cut_everywhere(grid, cut(0, 1, 1, Ranges::even(6, 2)))}, grid);
+  EXPECT_TRUE(made.divided.empty());
+  EXPECT_EQ(made.arguments[0], Placement(2));
+}
+
+TEST(ADecision, MovesThePiecesOfAJoinAlone) {
+  // roll by 2 of 6: [2, 6) and then [0, 2).
+  const AxisGrid grid({2});
+  Row row;
+  const uint8_t from = row.add(6), to = row.add(6);
+  row.arguments = {{{from}}};
+  row.results = {{{to}}};
+  row.pieces = {{to, {{0, from, 4, 6}, {0, from, 0, 4}}}};
+  const Decision made = decide(row, {cut_everywhere(grid, cut(0, 0, 1, Ranges::even(6, 2)))}, grid);
+  EXPECT_EQ(made.divided, std::vector<int>{0});
+  EXPECT_EQ(made.results[0], cut_everywhere(grid, cut(0, 0, 1, Ranges(6, Of{{{2, 5}}, {{0, 2}, {5, 6}}}))));
+  EXPECT_EQ(made.local[1].pieces[0].pieces, (std::vector<Piece>{{0, from, 1, 3}, {0, from, 0, 1}}));
+}
+
+TEST(ADecision, LooksAtEveryPositionOfAnOuterAxis) {
+  // [2, 6) of 6 indices over 2 ranks, each of whose three are cut over 3: some inner ranks would have none.
+  const AxisGrid grid({2, 3});
+  Row row;
+  const uint8_t from = row.add(6), to = row.add(4);
+  row.arguments = {{{from}}};
+  row.results = {{{to}}};
+  row.pieces = {{to, {{0, from, 2, 6}}}};
+  Placement placement(grid.positions());
+  for (int position = 0; position < grid.positions(); ++position)
+    placement.at(position) = {cut(0, 0, 1, Ranges::even(6, 2)), cut(1, 0, 1, Ranges::even(3, 3))};
+  const Decision made = decide(row, {placement}, grid);
+  EXPECT_EQ(made.divided, std::vector<int>{0}) << "alike on all ranks, although ranks 3 to 5 all have some";
+}
+
+}  // namespace
+}  // namespace trireme::testing
