@@ -94,7 +94,7 @@ std::string_view plain_name(const RowCall& call);
 bool writes_in_place(const RowCall& call);
 /// A factor for each dim, none for those of size 1.
 TensorFactors dims_of(Row& row, at::IntArrayRef sizes, FactorKind kind = FactorKind::kEach);
-/// What broadcasting `a` and `b` gives.
+/// The sizes of `a` and `b`, broadcast.
 std::vector<int64_t> broadcast(at::IntArrayRef a, at::IntArrayRef b);
 /// The dims of an argument of `sizes` that is broadcast to `result`, counted from the right.
 TensorFactors from_the_right(const Row& row, const TensorFactors& result, at::IntArrayRef sizes);

@@ -49,7 +49,7 @@ bool is_transposed(const RowCall& call) {
   return call.name().starts_with("conv_transpose") || call.flag("transposed", false);
 }
 
-/// What a convolution's row is made of.
+/// The parts of a convolution's row.
 struct ChannelFactors {
   DimFactors groups, in, out;  ///< in, out: of each group
 };

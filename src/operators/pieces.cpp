@@ -14,7 +14,7 @@
 namespace trireme::rows {
 namespace {
 
-/// What a result has of a dim of `size`.
+/// The indices of a dim that a result has.
 struct Stretch {
   int64_t begin = 0, end = 0, step = 1;
   bool goes = false;  ///< the dim goes (select)
@@ -75,7 +75,7 @@ void set_stretches(Row& row, int64_t dim, const std::vector<Stretch>& stretches)
   }
 }
 
-/// What a rank has of each result's stretch of the dim.
+/// A rank's share of each result's stretch of the dim.
 struct StretchHere {
   int64_t begin, end;
   bool is_here;

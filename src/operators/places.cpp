@@ -101,7 +101,7 @@ Row gather(const RowCall& call) {
   Row row;
   const bool broadcasts = call.name() == "take_along_dim";
   if (broadcasts && call.value("dim").isNone()) {
-    // Of all elements in a row.
+    // Elements of all dims in one row.
     row.arguments = {dims_of(row, call.sizes(0), FactorKind::kWhole), dims_of(row, call.sizes(1))};
     DimFactors all;
     for (const DimFactors& dim : row.arguments[1]) all = nested(all, dim);
@@ -216,7 +216,7 @@ Row scatter(const RowCall& call) {
     for (int64_t d = 0; d < call.dims(0); ++d) {
       const int64_t size = call.sizes(*source)[d];
       const bool is_shared = size == call.sizes(*index)[d];
-      // Of what is longer than the places, the first elements are read.
+      // The first elements are read of what is longer than the places.
       if (!is_shared) set_kind(row, made.places[d], FactorKind::kWhole);
       row.arguments[*source].push_back(is_shared ? made.places[d] : row.dim(size, FactorKind::kWhole));
     }
@@ -228,7 +228,7 @@ void localise_scatter(const RowCall& call, const LocalRow& local, LocalCall& her
   const int64_t dim = place_dim(call);
   const auto factor = cut_places(call, local, dim);
   if (!factor) return;
-  // What is not here goes to one element more, which is dropped.
+  // Elements that are not here go to one more, which is dropped.
   const int64_t size = local.sizes[*factor];
   const auto [places, is_here] = local.find(*factor, tensor_in(here.arguments, call, "index"));
   here.arguments[call.index_of("index")] = at::where(is_here, places, size);

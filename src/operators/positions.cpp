@@ -1,4 +1,5 @@
-// What must know where in the whole a rank's elements are, and no more: triangles, attention of grouped heads.
+// Operators that must know where in the whole a rank's elements are, and no more: triangles, attention of grouped
+// heads.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 

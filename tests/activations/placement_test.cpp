@@ -113,10 +113,10 @@ TEST(ADecision, OfColumnsGivesColumnsAndLetsTheInputEnter) {
 TEST(ADecision, OfRowsJoinsASum) {
   const AxisGrid grid({2});
   const Row row = product();
-  const Decision made = decide(row,
-                               {cut_everywhere(grid, cut(0, 1, 1, Ranges::even(6, 2))),
-                                cut_everywhere(grid, cut(0, 1, 1, Ranges::even(6, 2)))},
-                               grid);
+  const Decision made = decide(
+      row,
+      {cut_everywhere(grid, cut(0, 1, 1, Ranges::even(6, 2))), cut_everywhere(grid, cut(0, 1, 1, Ranges::even(6, 2)))},
+      grid);
   ASSERT_EQ(made.joins.size(), 1u);
   EXPECT_EQ(made.joins[0].kind, FactorKind::kSum);
   EXPECT_EQ(made.results[0], Placement(2));

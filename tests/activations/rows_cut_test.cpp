@@ -103,7 +103,8 @@ std::string gradient_problem(const Parts& parts, const at::Tensor& whole_gradien
       for (const int one : grid.along(position, 0))
         if (parts.local[one].grad().defined()) found = found + parts.local[one].grad();
     }
-    if (!at::allclose(found, expected.local[position] * 2, 1e-8, 1e-9, /*equal_nan=*/true)) return str("gradient on rank ", position);
+    if (!at::allclose(found, expected.local[position] * 2, 1e-8, 1e-9, /*equal_nan=*/true))
+      return str("gradient on rank ", position);
   }
   return "";
 }
@@ -125,7 +126,7 @@ std::vector<bool> differentiable(const c10::OperatorHandle& op, const std::vecto
   return all;
 }
 
-/// What differs from the whole; "": nothing does. `given`: the first tensor, as the ranks have it.
+/// The difference from the whole; "": none. `given`: the first tensor, as the ranks have it.
 std::string difference(const OperatorCase& one, Random& random, Tried& tried, std::vector<Parts>* results = nullptr,
                        std::vector<at::Tensor>* wholes_of_results = nullptr, const Parts* given = nullptr) {
   const size_t dot = one.op.find('.');

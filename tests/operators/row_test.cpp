@@ -1,4 +1,4 @@
-// What rows say, as text in closed form, and against the sizes that libtorch gives for every operator of the table.
+// Rows as text in closed form, and against the sizes that libtorch gives for every operator of the table.
 #include "trireme/operators/row.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,4 +1,4 @@
-// What ranks exchange so that each runs an operator on what it has: a pure function of a row and placements.
+// Exchanges of ranks, decided so that each runs an operator on what it has: a pure function of a row and placements.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace trireme {
 
-/// What each rank needs, runs and gets, alike on all ranks.
+/// The needs, the call and the results of each rank, alike on all.
 struct Decision {
   std::vector<Placement> arguments;  ///< that they must have, by tensor
   std::vector<Placement> results;    ///< that they get

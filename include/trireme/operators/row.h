@@ -92,7 +92,7 @@ class RowCall {
   /// "add": without its namespace and overload.
   std::string_view name() const { return name_; }
   std::string_view overload() const { return overload_; }
-  /// Of tensors among the arguments, undefined ones too.
+  /// Number of tensors among the arguments, undefined ones too.
   size_t tensors() const { return sizes_.size(); }
   bool is_defined(size_t tensor) const { return defined_[tensor]; }
   at::IntArrayRef sizes(size_t tensor) const { return sizes_[tensor]; }
@@ -125,7 +125,7 @@ class RowCall {
   std::vector<int> first_;  ///< by argument: number of its first tensor; -1: it has none
 };
 
-/// What one rank has of a row whose factors are cut.
+/// A row on one rank, some of whose factors are cut.
 struct LocalRow {
   const Row* row = nullptr;
   c10::SmallVector<int64_t, 8> sizes;        ///< of the factors, here

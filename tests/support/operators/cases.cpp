@@ -130,7 +130,8 @@ std::pair<std::string, std::string> elementwise_names() {
 bool is_kinked(std::string_view op) {
   static const std::set<std::string, std::less<>> kinked = [] {
     std::istringstream names(
-        "lift_fresh copy abs absolute floor ceil round trunc fix frac sign sgn relu relu6 maximum minimum clamp clip clamp_min "
+        "lift_fresh copy abs absolute floor ceil round trunc fix frac sign sgn relu relu6 maximum minimum clamp clip "
+        "clamp_min "
         "clamp_max "
         "fmax fmin fmod remainder amax amin aminmax prod max min median nanmedian mode kthvalue sort argsort msort "
         "topk "

@@ -30,7 +30,7 @@ struct Draw {
   /// A size above 1.
   int64_t size() { return of<int64_t>({2, 3, 4, 6}); }
   Sizes sizes(int64_t least, int64_t most);
-  /// What is broadcast to `sizes`.
+  /// Sizes that are broadcast to `sizes`.
   Sizes broadcast(const Sizes& sizes);
   /// Between 0.5 and 1.5, of double.
   at::Tensor floats(const Sizes& sizes);
