@@ -15,7 +15,7 @@ using ByPosition = std::vector<FactorCut>;
 struct Vote {
   uint8_t factor = 0;
   int64_t elements = 0;
-  ByPosition cuts;
+  ByPosition cuts = {};
 };
 
 /// The intervals of `of`, local indices of what `owned` says, in the whole's indices.

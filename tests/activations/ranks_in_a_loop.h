@@ -40,7 +40,7 @@ struct Axes {
 using ByRank = std::vector<at::Tensor>;  // by position
 /// A tensor, as every rank has it.
 struct Parts {
-  ByRank local;
+  ByRank local = {};
   Placement placement;
 };
 
@@ -57,7 +57,7 @@ enum class Kind : uint8_t { kEnter, kTake, kSum, kGather };
 struct Facts {
   Kind kind;
   GradientLaw law;
-  std::vector<Cut> cuts;  ///< by rank of the group; empty: none
+  std::vector<Cut> cuts = {};  ///< by rank of the group; empty: none
 };
 
 inline variable_list sum_everywhere(const variable_list& all) {

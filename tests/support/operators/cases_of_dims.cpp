@@ -17,10 +17,6 @@ std::string base_of(const std::string& op) {
   return name.substr(0, name.find('.'));
 }
 
-int64_t elements_of(const Sizes& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
-
 /// Sizes of as many elements, each above 1.
 Sizes sizes_of_elements(Draw& draw, int64_t elements) {
   Sizes made;
