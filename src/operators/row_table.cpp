@@ -48,7 +48,7 @@ constexpr RowOfNames kTable[] = {
     {{rows::view, rows::localise_view, "views"},
      "view. view_as reshape reshape_as _unsafe_view flatten.using_ints ravel unflatten.int"},
     {{rows::moved, nullptr, "views"},
-     "permute transpose.int t numpy_T mT mH adjoint matrix_H swapaxes swapdims movedim moveaxis"},
+     "permute transpose.int transpose_ t numpy_T mT mH adjoint matrix_H swapaxes swapdims movedim moveaxis"},
     {{rows::squeezed, rows::localise_squeezed, "views"}, "squeeze unsqueeze atleast_1d. atleast_2d. atleast_3d."},
     {{rows::expanded, rows::localise_expanded, "views"}, "expand expand_as broadcast_to"},
     {{rows::repeated, rows::localise_repeated, "views"}, "repeat tile"},

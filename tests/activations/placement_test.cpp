@@ -161,5 +161,19 @@ TEST(ADecision, LooksAtEveryPositionOfAnOuterAxis) {
   EXPECT_EQ(made.divided, std::vector<int>{0}) << "alike on all ranks, although ranks 3 to 5 all have some";
 }
 
+TEST(ADecision, DividesNothingWherePositionsCutOtherFactors) {
+  // [(a b)], a = 3 over ranks that have 1 and 2 of it: halves of what they have are halves of b and of a.
+  const AxisGrid grid({2, 2});
+  Row row;
+  const uint8_t a = row.add(3), b = row.add(2);
+  row.arguments = {{{a, b}}};
+  row.results = {{{a}, {b}}};
+  Placement placement(grid.positions());
+  for (int position = 0; position < grid.positions(); ++position)
+    placement.at(position) = {cut(0, 0, 1, Ranges(6, Of{{{0, 2}}, {{2, 6}}})),
+                              cut(1, 0, 1, Ranges::even(position < 2 ? 2 : 4, 2))};
+  EXPECT_EQ(decide(row, {placement}, grid).divided, std::vector<int>{0});
+}
+
 }  // namespace
 }  // namespace trireme::testing

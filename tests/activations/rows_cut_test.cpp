@@ -17,6 +17,7 @@
 
 #include "tests/activations/ranks_in_a_loop.h"
 #include "tests/support/operators/cases.h"
+#include "tests/support/operators/quiet.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept/random_streams.h"
 
@@ -221,6 +222,7 @@ int64_t of_environment(const char* name, int64_t otherwise) {
 }
 
 TEST(Rows, OfEveryOperatorGiveThePartsOfTheWhole) {
+  const QuietWarnings quiet;
   const int64_t trials = of_environment("TRIREME_ROW_TRIALS", 8), seed = of_environment("TRIREME_ROW_SEED", 1);
   Tried tried;
   for (const NamedCase& named : operator_cases()) {
@@ -248,6 +250,7 @@ TEST(Rows, OfEveryOperatorGiveThePartsOfTheWhole) {
 }
 
 TEST(Rows, OfOperatorsInChainsGoOnWithWhatTheyGot) {
+  const QuietWarnings quiet;
   const int64_t chains = 10 * of_environment("TRIREME_ROW_TRIALS", 8), seed = of_environment("TRIREME_ROW_SEED", 1);
   std::vector<const NamedCase*> in_chains;
   for (const NamedCase& named : operator_cases())

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "tests/support/operators/draw.h"
+#include "tests/support/operators/quiet.h"
 #include "trireme/base/error.h"
 
 namespace trireme::testing {
@@ -237,6 +238,7 @@ TEST(Rows, OfBroadcastArgumentsLackWhatIsLarger) {
 }
 
 TEST(Rows, HaveTheSizesThatLibtorchGivesAndLeaveUncutCallsAsTheyAre) {
+  const QuietWarnings quiet;
   std::mt19937_64 random(1);
   size_t cases = 0;
   for (const NamedCase& one : operator_cases()) {
