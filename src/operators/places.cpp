@@ -1,6 +1,6 @@
 // Elements of a dim that another argument names: a rank reads or writes those that it has.
 //
-// What is read is 0 where it is not here, and ranks add up.
+// A rank reads 0 where an element is not here, and ranks add up.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/cat.h>

@@ -89,15 +89,12 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
 /// A forward pass draws by the seeds of its operators, and other stages take part in it: a backward pass, in which a
 /// part of it runs again, has neither.
 void OwnershipPass::check_second_run(const OperatorCall& call) {
-  constexpr const char* kAgain =
-      "a part of a step function that runs again in the backward pass (recompute(), torch.utils.checkpoint) has "
-      "neither tensors of other stages nor the random numbers that it drew; write `trireme.recompute` = \"selective\"";
   if (call.traits.random && draws(call, facts_of(call)))
-    throw StateError(str("smp: ", call.op.schema().name(), " draws random numbers in a backward pass: ", kAgain));
+    throw StateError(str("smp: ", call.op.schema().name(), " draws random numbers in a backward pass: ", kNoSecondRun));
   for (const HomedArgument& one : homes_.arguments_of(call))
     if (one.home.stage != stage_)
-      throw StateError(
-          str("smp: ", call.op.schema().name(), " of a backward pass needs stage ", one.home.stage, ": ", kAgain));
+      throw StateError(str("smp: ", call.op.schema().name(), " of a backward pass needs stage ", one.home.stage, ": ",
+                           kNoSecondRun));
 }
 
 /// By the operator's number among those that may draw. To seed a generator costs more than most operators: not where

@@ -1,5 +1,6 @@
 #include "trireme/parallel/exclusions.h"
 
+#include "trireme/ownership/home.h"
 #include "trireme/pager/layout/refusals.h"
 #include "trireme/parallel/axis.h"
 #include "trireme/parallel/plan.h"
@@ -63,10 +64,7 @@ const std::vector<Exclusion>& exclusions() {
        "`trireme.recompute` = \"full\": a step function over {} stages does not run layers again yet; write "
        "\"selective\" or \"none\"",
        EngineCall::kInitialize, ErrorCode::kConfig},
-      {kOwnership, kRecomputeByCall,
-       "a part of a step function that runs again in the backward pass (recompute(), torch.utils.checkpoint) has "
-       "neither tensors of other stages nor the random numbers that it drew; write `trireme.recompute` = \"selective\"",
-       EngineCall::kBackward, ErrorCode::kState},
+      {kOwnership, kRecomputeByCall, kNoSecondRun, EngineCall::kBackward, ErrorCode::kState},
       {kOwnership, kInit,
        "'{}' was made under zero::Init, which has sharded it over all ranks; stages of a step function do not own such "
        "parameters yet: make the model outside of it",

@@ -228,6 +228,21 @@ class Training {
   virtual void load_checkpoint(const std::filesystem::path& folder, const std::string& tag) = 0;
 };
 
+/// The answers of `Own`'s engine_.
+template <class Own>
+class TrainingBy : public Training {
+ public:
+  EngineBase& engine() override { return own().engine_; }
+  const PartitionPlan* partition() const override { return own().engine_.training().partition(); }
+  void load_checkpoint(const std::filesystem::path& folder, const std::string& tag) override {
+    own().engine_.load_checkpoint(folder, {.tag = tag});
+  }
+
+ private:
+  Own& own() { return static_cast<Own&>(*this); }
+  const Own& own() const { return static_cast<const Own&>(*this); }
+};
+
 inline std::unique_ptr<Group> device_group(const Scenario& scenario, Group& world, int device) {
   return scenario.is_on_device ? make_fake_nccl_group(world, fake_device(device)) : nullptr;
 }
@@ -258,7 +273,7 @@ inline InitializeOptions options_of(const Scenario& scenario, const Group& world
   return options;
 }
 
-class WholeTraining final : public Training {
+class WholeTraining final : public TrainingBy<WholeTraining> {
  public:
   WholeTraining(const Scenario& scenario, Group& world, int device, Notes& notes)
       : scenario_(scenario),
@@ -267,12 +282,7 @@ class WholeTraining final : public Training {
         model_(model_of(scenario, world, device)),
         engine_(group_ ? *group_ : world, *model_, options_of(scenario, world, notes)) {}
 
-  EngineBase& engine() override { return engine_; }
   const torch::nn::Module& module() const override { return *model_; }
-  const PartitionPlan* partition() const override { return engine_.training().partition(); }
-  void load_checkpoint(const std::filesystem::path& folder, const std::string& tag) override {
-    engine_.load_checkpoint(folder, {.tag = tag});
-  }
 
   double step(int number) override {
     double sum = 0;
@@ -292,6 +302,7 @@ class WholeTraining final : public Training {
   }
 
  private:
+  friend TrainingBy<WholeTraining>;
   at::Tensor forward(const trireme::MicroBatch& batch) {
     ForwardScope scope = engine_.begin_forward();
     SequenceInputs in{.input_ids = batch.inputs.toTensor(), .labels = batch.labels.toTensor()};
@@ -377,7 +388,7 @@ class OpenPipelineEngine final : public PipelineEngine {
   using PipelineEngine::training;
 };
 
-class StagedTraining final : public Training {
+class StagedTraining final : public TrainingBy<StagedTraining> {
  public:
   StagedTraining(const Scenario& scenario, Group& world, int device, Notes& notes)
       : scenario_(scenario),
@@ -385,12 +396,7 @@ class StagedTraining final : public Training {
         group_(device_group(scenario, world, device)),
         engine_(group_ ? *group_ : world, stages_of(scenario, device), options_of(scenario, world, notes)) {}
 
-  EngineBase& engine() override { return engine_; }
   const torch::nn::Module& module() const override { return engine_.module(); }
-  const PartitionPlan* partition() const override { return engine_.training().partition(); }
-  void load_checkpoint(const std::filesystem::path& folder, const std::string& tag) override {
-    engine_.load_checkpoint(folder, {.tag = tag});
-  }
 
   double step(int number) override {
     const double loss = train(batches_of(number)).item<double>();
@@ -416,6 +422,7 @@ class StagedTraining final : public Training {
   }
 
  private:
+  friend TrainingBy<StagedTraining>;
   const Scenario& scenario_;
   const int device_;
   const std::unique_ptr<Group> group_;
@@ -429,7 +436,7 @@ class OpenStepEngine final : public StepEngine {
   using StepEngine::training;
 };
 
-class StepTraining final : public Training {
+class StepTraining final : public TrainingBy<StepTraining> {
  public:
   StepTraining(const Scenario& scenario, Group& world, int device, Notes& notes)
       : scenario_(scenario),
@@ -439,12 +446,7 @@ class StepTraining final : public Training {
         engine_(group_ ? *group_ : world, topology_of(scenario), *model_, stage_of, {},
                 options_of(scenario, world, notes)) {}
 
-  EngineBase& engine() override { return engine_; }
   const torch::nn::Module& module() const override { return engine_.module(); }
-  const PartitionPlan* partition() const override { return engine_.training().partition(); }
-  void load_checkpoint(const std::filesystem::path& folder, const std::string& tag) override {
-    engine_.load_checkpoint(folder, {.tag = tag});
-  }
 
   double step(int number) override {
     if (scenario_.scope != Scope::kNone) throw StateError(kNoScopeInSteps);
@@ -469,6 +471,7 @@ class StepTraining final : public Training {
   }
 
  private:
+  friend TrainingBy<StepTraining>;
   static Topology topology_of(const Scenario& scenario) {
     std::vector<Axis> axes{{"pipe", 2}, {"data", scenario.data}};
     if (scenario.has_sequence_parts) axes.push_back({"sequence", 2});

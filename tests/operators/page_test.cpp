@@ -20,7 +20,7 @@ namespace trireme::testing {
 namespace page_test {
 
 constexpr const char* kHead =
-    "# What operators mean\n\n"
+    "# The meaning of operators\n\n"
     "Printed by `operators_test` from the table of rows (`src/operators/row_table.cpp`);\n"
     "`TRIREME_UPDATE_DOCS=1` before it writes this page anew. [Why rows](decisions/043-rows-of-factors.md). No engine "
     "uses\nthem yet: what runs today on parts stands in [sequence](sequence.md) and [tensor](tensor.md).\n\n"

@@ -14,4 +14,9 @@ struct Home {
   bool operator==(const Home&) const = default;
 };
 
+/// The end of errors about a part of a step function that runs again.
+inline constexpr const char* kNoSecondRun =
+    "a part of a step function that runs again in the backward pass (recompute(), torch.utils.checkpoint) has neither "
+    "tensors of other stages nor the random numbers that it drew; write `trireme.recompute` = \"selective\"";
+
 }  // namespace trireme
