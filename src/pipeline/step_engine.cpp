@@ -94,13 +94,6 @@ void cast_remote(const torch::nn::Module& model, const std::map<std::string, int
   for (const auto& item : model.named_buffers()) cast(item.key(), item.value(), precision.buffer_dtype);
 }
 
-std::vector<std::pair<std::string, at::Tensor>> parameters_of(const torch::nn::Module& model) {
-  std::vector<std::pair<std::string, at::Tensor>> parameters;
-  for (const auto& item : model.named_parameters())
-    if (item.value().defined()) parameters.emplace_back(item.key(), item.value());
-  return parameters;
-}
-
 void own_all(Ownership& ownership, const torch::nn::Module& model, const std::map<std::string, int>& stages,
              bool are_here) {
   for_each_named(model, [&](const std::string& name, const at::Tensor& tensor) {
@@ -149,7 +142,12 @@ StepEngine::StepEngine(Group& world, const Topology& topology, torch::nn::Module
 StepEngine::StepEngine(detail::OwnedStage stage, torch::nn::Module& model, const StepRunnerOptions& step)
     : OwnedStage(std::move(stage)),
       EngineBase(*grid, *part, OwnedStage::options),
-      parameters_(parameters_of(model)),
+      parameters_([&] {
+        std::vector<Watched> watched;
+        for (const auto& item : model.named_parameters())
+          if (item.value().defined()) watched.push_back({item.key(), item.value(), item.value().requires_grad()});
+        return watched;
+      }()),
       runner_(training(), *grid, *ownership, step) {
   // A Training gives its tensors memory of its own.
   own_all(*ownership, model, homes, /*are_here=*/true);
@@ -162,12 +160,16 @@ void StepEngine::check_parameters() {
   const WithoutInterception own_operators;
   const auto difference = first_different_line(grid->along({"pipe"}), [this] {
     std::string trained;
-    for (const auto& [name, parameter] : parameters_) {
+    for (const auto& [name, parameter, was_trained] : parameters_) {
       const std::optional<Home> home = home_of(parameter);
       if (!home || home->stage != homes.at(name))
         throw StateError(str("step: parameter '", name,
                              "' was given other memory (set_data, or .data = …) since stage ", homes.at(name),
                              " owns it; write into it there, without a graph: parameter.copy_(values)"));
+      if (parameter.requires_grad() && !was_trained)
+        throw StateError(str("step: parameter '", name,
+                             "' is trained and was frozen when the model was given to its stages, so that there is no "
+                             "gradient of it; leave it trained until then, and freeze it afterwards"));
       trained += str("'", name, "' is ", parameter.requires_grad() ? "trained\n" : "frozen\n");
     }
     return trained;

@@ -344,6 +344,34 @@ TEST(StepFaults, AParameterThatWasGivenOtherMemory) {
       EXPECT_SAYS(text, said + " stage 1 owns it");
 }
 
+TEST(StepFaults, AParameterThatWasFrozenAtFirst) {
+  run_ranks(2, [](Rank& rank) {
+    Net net;
+    net.second->weight.requires_grad_(false);
+    Config config;
+    config.batch = {.train_batch_size = 3, .train_micro_batch_size_per_gpu = 3, .gradient_accumulation_steps = 1};
+    config.optimizer = OptimizerOptions{.kind = OptimizerKind::kAdamW, .lr = 0.01};
+    StepEngine engine(rank.world(), Topology({{"pipe", 2}, {"data", 1}}), net, stage_of, {}, {.config = config});
+    const auto step = [&](bool ends_trained) {
+      (void)engine.step(1, [&](int) {
+        const Tensor loss = net.second(net.first(at::ones({3, 6}))).square().mean();
+        engine.backward(loss);
+        if (ends_trained) net.second->weight.requires_grad_(true);
+        return Tensors{loss};
+      });
+    };
+    step(false);
+    engine.update();
+    step(true);
+    const std::string said = "step: parameter 'second.weight' is trained and was frozen when the model was given to";
+    EXPECT_SAYS(error_of<StateError>([&] { engine.update(); }), said);
+    EXPECT_SAYS(error_of<StateError>([&] { step(false); }), said);
+    net.second->weight.requires_grad_(false);
+    engine.update();  // nothing was lost
+    engine.destroy();
+  });
+}
+
 TEST(StepFaults, AnUpdateWithoutGradientsLeavesTheEngineAlive) {
   for (const std::string& text : errors_of<StateError>([](Stage& stage) {
          const at::NoGradGuard no_grad;

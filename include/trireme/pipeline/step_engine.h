@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "trireme/comm/grid.h"
@@ -53,15 +52,16 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
              const StepRunnerOptions& step = {}, const InitializeOptions& options = {});
 
   /// As StepRunner's run(). Throws StateError, on every stage and before anything runs, too: a parameter is trained on
-  /// one stage and frozen on another, or has been given other memory.
+  /// one stage and frozen on another, was frozen when this was made and is trained, or has been given other memory.
   StepRunner::Outputs step(int micro_batches, const StepRunner::Program& program) {
     check_parameters();
     return runner_.run(micro_batches, program);
   }
   void backward(const at::Tensor& root, const at::Tensor& gradient = {}) { runner_.backward(root, gradient); }
-  /// The optimizer's step. Throws StateError too: no optimizer.
+  /// The optimizer's step. Throws StateError too: no optimizer; parameters, as step().
   void update() {
     require_optimizer("update");
+    check_parameters();
     runner_.end_window();
   }
   /// Sets the optimizer where there is none yet. As Training::set_optimizer(). Collective.
@@ -89,7 +89,12 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
   StepEngine(detail::OwnedStage stage, torch::nn::Module& model, const StepRunnerOptions& step);
   void check_parameters();
 
-  const std::vector<std::pair<std::string, at::Tensor>> parameters_;  ///< of all stages
+  struct Watched {
+    std::string name;
+    at::Tensor parameter;
+    bool was_trained;  ///< when this was made
+  };
+  const std::vector<Watched> parameters_;  ///< of all stages
   StepRunner runner_;
 };
 
