@@ -41,7 +41,10 @@ std::vector<Interval> clipped(const std::vector<Interval>& intervals, int64_t be
 
 Ranges::Ranges(int64_t whole, std::vector<std::vector<Interval>> of_rank)
     : whole_(whole), of_rank_(std::move(of_rank)) {
-  for (std::vector<Interval>& one : of_rank_) one = joined(std::move(one));
+  for (std::vector<Interval>& one : of_rank_) {
+    std::erase_if(one, [](const Interval& interval) { return interval.size() <= 0; });
+    std::ranges::sort(one, {}, &Interval::begin);
+  }
 }
 
 Ranges Ranges::even(int64_t whole, int ranks) {
@@ -60,7 +63,27 @@ Ranges Ranges::changed(int64_t whole, const Change& change) const {
 int64_t Ranges::local(int rank) const { return count(of_rank_[rank]); }
 
 bool Ranges::is_whole_everywhere() const {
-  return std::ranges::all_of(of_rank_, [this](const auto& one) { return one == std::vector<Interval>{{0, whole_}}; });
+  return std::ranges::all_of(of_rank_, [this](const auto& one) {
+    return joined(one) == std::vector<Interval>{{0, whole_}};
+  });
+}
+
+bool Ranges::operator==(const Ranges& other) const {
+  return whole_ == other.whole_ && std::ranges::equal(of_rank_, other.of_rank_, [](const auto& one, const auto& two) {
+           return one == two || joined(one) == joined(two);
+         });
+}
+
+bool Ranges::overlaps() const {
+  int64_t held = 0;
+  for (const std::vector<Interval>& one : of_rank_) held += count(one);
+  return held > whole_;
+}
+
+std::vector<Interval> Ranges::first_of(int rank) const {
+  std::vector<Interval> left = of_rank_[rank];
+  for (int before = 0; before < rank; ++before) left = without(left, of_rank_[before]);
+  return left;
 }
 
 Ranges Ranges::times(int64_t n) const {
@@ -93,6 +116,11 @@ std::optional<Ranges> Ranges::of_each(int64_t n) const {
 Interval Ranges::place_of(int rank, Interval some) const {
   const int64_t before = count(clipped(of_rank_[rank], 0, some.begin));
   return {before, before + count(clipped(of_rank_[rank], some.begin, some.end))};
+}
+
+std::optional<int64_t> Ranges::find(int rank, int64_t i) const {
+  const Interval place = place_of(rank, {i, i + 1});
+  return place.size() == 1 ? std::optional(place.begin) : std::nullopt;
 }
 
 // --- cuts ---

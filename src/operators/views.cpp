@@ -53,15 +53,6 @@ TensorFactors made_of(Row& row, const std::map<int64_t, uint8_t>& factors, at::I
   return dims;
 }
 
-Row view_between(at::IntArrayRef from, at::IntArrayRef to) {
-  Row row;
-  std::map<int64_t, uint8_t> factors;
-  if (product_of(from) > 1) factors = common_factors(row, from, to);
-  row.arguments = {made_of(row, factors, from)};
-  row.results = {made_of(row, factors, to)};
-  return row;
-}
-
 /// -1 as what is left of `elements`.
 void fill_in(std::vector<int64_t>& sizes, int64_t elements) {
   const auto left = std::ranges::find(sizes, -1);
@@ -140,9 +131,25 @@ std::vector<int64_t> dims_squeezed(const RowCall& call) {
 }
 
 }  // namespace
+}  // namespace trireme::rows
+
+namespace trireme {
+
+Row view_row(at::IntArrayRef from, at::IntArrayRef to) {
+  Row row;
+  std::map<int64_t, uint8_t> factors;
+  if (rows::product_of(from) > 1) factors = rows::common_factors(row, from, to);
+  row.arguments = {rows::made_of(row, factors, from)};
+  row.results = {rows::made_of(row, factors, to)};
+  return row;
+}
+
+}  // namespace trireme
+
+namespace trireme::rows {
 
 Row view(const RowCall& call) {
-  Row row = view_between(call.sizes(0), sizes_viewed(call));
+  Row row = view_row(call.sizes(0), sizes_viewed(call));
   if (call.tensors() == 2) row.arguments.push_back(row.results[0]);
   return row;
 }

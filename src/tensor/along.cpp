@@ -23,12 +23,12 @@ void TensorPass::run_along(OperatorCall& call, Next next, const CutArguments& fo
   if (const std::string& name = call.op.schema().name(); name == "aten::msort") dims = {0};
   const bool is_along = std::find(dims.begin(), dims.end(), one.cut.dim) != dims.end();
   if (found.size() == 1 && one.index == 0 && call.op.schema().name() == "aten::sum" && (is_along || dims.empty()) &&
-      !one.cut.slices->overlaps()) {  // of parts
+      !one.cut.ranges->overlaps()) {  // of parts
     CutTensor sum{.local_count = 1, .whole_count = 1};
     for (int64_t dim = 0; dim < one.tensor.dim(); ++dim) {
       if (!dims.empty() && std::find(dims.begin(), dims.end(), dim) == dims.end()) continue;
       sum.local_count *= one.tensor.size(dim);
-      sum.whole_count *= dim == one.cut.dim ? one.cut.whole_size() : one.tensor.size(dim);
+      sum.whole_count *= dim == one.cut.dim ? one.cut.whole() : one.tensor.size(dim);
     }
     next(call);
     const at::Tensor part = call.results()[0].toTensor();
@@ -61,8 +61,8 @@ void TensorPass::run_repeat(OperatorCall& call, Next next, const CutArguments& f
       return run_whole(call, next, found);
     const int64_t along = dim.toInt() < 0 ? dim.toInt() + one.tensor.dim() : dim.toInt(), count = repeats.toInt();
     next(call);
-    DimCut cut = one.cut;
-    if (along == cut.dim) cut.slices = std::make_shared<RankSlices>(cut.slices->times(count));
+    Cut cut = one.cut;
+    if (along == cut.dim) cut.ranges = std::make_shared<const Ranges>(cut.ranges->times(count));
     return add_cut(call.results()[0].toTensor(), std::move(cut));
   }
   const std::vector<int64_t> counts = call.arguments()[1].toIntVector();
@@ -70,7 +70,7 @@ void TensorPass::run_repeat(OperatorCall& call, Next next, const CutArguments& f
   if (at < 0 || counts[static_cast<size_t>(at)] != 1) {
     // Repeated as a whole, one behind the other: a dim of its own before it.
     if (at < 0 || added < 0 || counts[static_cast<size_t>(at)] < 1) return run_whole(call, next, found);
-    DimCut cut = cut_along(one.cut, at);
+    Cut cut = cut_along(one.cut, at);
     cut.outer *= counts[static_cast<size_t>(at)];
     next(call);
     return add_cut(call.results()[0].toTensor(), std::move(cut));
@@ -88,7 +88,7 @@ void TensorPass::run_cat(OperatorCall& call, Next next, const CutArguments& foun
   bool is_aligned = is_apart;
   for (const CutArgument& one : found)
     is_aligned = is_aligned && one.cut.dim == lead.cut.dim && one.tensor.dim() == lead.tensor.dim() &&
-                 one.cut.whole_size() == lead.cut.whole_size();
+                 one.cut.whole() == lead.cut.whole();
   for (const at::Tensor& tensor : tensors) is_aligned = is_aligned && tensor.dim() == lead.tensor.dim();
   if (!is_aligned) return run_whole(call, next, found);
   std::vector<at::Tensor> parts;

@@ -12,7 +12,7 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
 
 bool is_same(const CutTensor& one, const CutTensor& other) {
   if (!one.is_cut() || !other.is_cut()) return one.is_cut() == other.is_cut();
-  return one.cut.dim == other.cut.dim && one.cut.has_same_slices(other.cut);
+  return one.cut.dim == other.cut.dim && one.cut.has_same_ranges(other.cut);
 }
 
 }  // namespace

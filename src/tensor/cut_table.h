@@ -15,7 +15,7 @@ namespace trireme::tensor {
 
 /// The facts that are known of a tensor.
 struct CutTensor {
-  DimCut cut = {};
+  Cut cut = {};
   std::string parameter = {};  ///< its name; "": it is computed
   /// A parameter whose layer gives whole outputs.
   bool gathers_output = false;
@@ -26,7 +26,7 @@ struct CutTensor {
   /// Not cut, but the ranks' sum over this many elements of a slice, and over so many of the whole; 0: it is none.
   int64_t local_count = 0, whole_count = 0;
 
-  bool is_cut() const { return cut.slices != nullptr; }
+  bool is_cut() const { return cut.ranges != nullptr; }
 };
 
 /// A tensor is known by its storage and its place in it: offset, sizes and strides. Views are added one by one. Two

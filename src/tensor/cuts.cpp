@@ -12,16 +12,16 @@ int64_t stretch_of(int64_t extent, int64_t count, const char* what) {
   return extent / count;
 }
 
-Cut scaled(const std::vector<Interval>& units, int64_t stretch) {
-  Cut cut;
+RankIntervals scaled(const std::vector<Interval>& units, int64_t stretch) {
+  RankIntervals cut;
   for (const Interval& unit : units) cut.push_back({{unit.begin * stretch, unit.end * stretch}});
   return cut;
 }
 
 /// A key/value head's stretch: its query heads, its key, its value.
-Cut cut_grouped(int64_t size, const Heads& heads, const HeadCut& of_ranks) {
+RankIntervals cut_grouped(int64_t size, const Heads& heads, const HeadCut& of_ranks) {
   const int64_t group = heads.queries / heads.key_values;
-  Cut cut;
+  RankIntervals cut;
   for (size_t rank = 0; rank < of_ranks.queries.size(); ++rank) {
     const Interval queries = of_ranks.queries[rank], key_values = of_ranks.key_values[rank];
     std::vector<Interval>& intervals = cut.emplace_back();
@@ -71,17 +71,17 @@ HeadCut cut_heads(const Heads& heads, int ranks) {
   return cut;
 }
 
-Cut cut_features(int64_t extent, int ranks, int64_t grain) {
+RankIntervals cut_features(int64_t extent, int ranks, int64_t grain) {
   if (extent / grain < ranks)
     throw ConfigError(str(ranks, " ranks share a dim of ", extent,
                           grain > 1 ? str(" in steps of tp_grain_size=", grain) : "",
                           ": some would have none; use fewer ranks", grain > 1 ? ", or a smaller tp_grain_size" : ""));
-  Cut cut = scaled(even(extent / grain, ranks), grain);
+  RankIntervals cut = scaled(even(extent / grain, ranks), grain);
   cut.back().back().end = extent;
   return cut;
 }
 
-Cut cut_equally(int64_t extent, int ranks) {
+RankIntervals cut_equally(int64_t extent, int ranks) {
   if (extent % ranks != 0)
     throw ConfigError(str("the number of heads is unknown, so ", ranks, " ranks have equal shares, and a dim of ",
                           extent,
@@ -89,7 +89,7 @@ Cut cut_equally(int64_t extent, int ranks) {
   return scaled(even(ranks, ranks), extent / ranks);
 }
 
-Cut cut_by_heads(int64_t extent, Units units, const Heads& heads, int ranks) {
+RankIntervals cut_by_heads(int64_t extent, Units units, const Heads& heads, int ranks) {
   if (heads.queries <= 0)
     throw ConfigError("attention is cut by heads, and their number is unknown; give num_attention_heads");
   if (heads.key_values <= 0 || heads.queries % heads.key_values != 0)
@@ -104,13 +104,13 @@ Cut cut_by_heads(int64_t extent, Units units, const Heads& heads, int ranks) {
   const int64_t size =
       stretch_of(extent, heads.queries + 2 * heads.key_values, "heads of queries, keys and values together");
   if (units == Units::kGroupedQkv) return cut_grouped(size, heads, cut);
-  const Cut of_kv = scaled(cut.key_values, size);
+  const RankIntervals of_kv = scaled(cut.key_values, size);
   return stack({heads.queries * size, heads.key_values * size, heads.key_values * size},
                {scaled(cut.queries, size), of_kv, of_kv});
 }
 
-Cut stack(const std::vector<int64_t>& extents, const std::vector<Cut>& cuts) {
-  Cut stacked(cuts.front().size());
+RankIntervals stack(const std::vector<int64_t>& extents, const std::vector<RankIntervals>& cuts) {
+  RankIntervals stacked(cuts.front().size());
   int64_t begin = 0;
   for (size_t i = 0; i < extents.size(); begin += extents[i++]) {
     for (size_t rank = 0; rank < stacked.size(); ++rank) {

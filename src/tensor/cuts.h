@@ -24,7 +24,7 @@ struct Heads {
 };
 
 /// Intervals by rank.
-using Cut = std::vector<std::vector<Interval>>;
+using RankIntervals = std::vector<std::vector<Interval>>;
 
 /// Ranks share `count` things as evenly as these allow: the first count % ranks have one more.
 std::vector<Interval> even(int64_t count, int ranks);
@@ -39,17 +39,17 @@ HeadCut cut_heads(const Heads& heads, int ranks);
 
 /// `extent` features in steps of `grain`; what is left over goes to the last rank.
 /// Throws    ConfigError: a rank would have none.
-Cut cut_features(int64_t extent, int ranks, int64_t grain);
+RankIntervals cut_features(int64_t extent, int ranks, int64_t grain);
 
 /// The same for each rank: of heads whose number is unknown. The operators of an attention show whether heads are
 /// whole.
 /// Throws    ConfigError: `extent` does not divide by `ranks`.
-Cut cut_equally(int64_t extent, int ranks);
+RankIntervals cut_equally(int64_t extent, int ranks);
 
 /// Throws    ConfigError: heads are unknown, or do not fit `extent`, or are fewer than ranks.
-Cut cut_by_heads(int64_t extent, Units units, const Heads& heads, int ranks);
+RankIntervals cut_by_heads(int64_t extent, Units units, const Heads& heads, int ranks);
 
 /// One matrix behind the other, each of which is cut: `cuts` with their extents.
-Cut stack(const std::vector<int64_t>& extents, const std::vector<Cut>& cuts);
+RankIntervals stack(const std::vector<int64_t>& extents, const std::vector<RankIntervals>& cuts);
 
 }  // namespace trireme::tensor

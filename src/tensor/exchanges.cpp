@@ -33,7 +33,7 @@ using torch::autograd::Function;
 using torch::autograd::variable_list;
 
 struct Exchange final : torch::CustomClassHolder {
-  Exchange(SharedExchanges exchanges, std::string what, DimCut cut)
+  Exchange(SharedExchanges exchanges, std::string what, Cut cut)
       : exchanges(std::move(exchanges)), what(std::move(what)), cut(std::move(cut)) {}
   Group& group() const { return exchanges->group(); }
   at::Tensor all_reduced(const at::Tensor& part, const char* pass, ReduceOp op = ReduceOp::kSum) const {
@@ -41,11 +41,11 @@ struct Exchange final : torch::CustomClassHolder {
   }
   SharedExchanges exchanges;
   std::string what;
-  DimCut cut;
+  Cut cut;
 };
 using ExchangePointer = c10::intrusive_ptr<Exchange>;
 
-ExchangePointer exchange(const SharedExchanges& exchanges, const std::string& what, DimCut cut = {}) {
+ExchangePointer exchange(const SharedExchanges& exchanges, const std::string& what, Cut cut = {}) {
   return c10::make_intrusive<Exchange>(exchanges, what, std::move(cut));
 }
 
@@ -69,12 +69,12 @@ constexpr const char* kForward = " in forward";
 constexpr const char* kBackward = " in backward";
 
 /// The dim as [.., outer, slices, ..].
-at::Tensor unfolded(const at::Tensor& tensor, const DimCut& cut, int64_t size) {
+at::Tensor unfolded(const at::Tensor& tensor, const Cut& cut, int64_t size) {
   return tensor.unflatten(cut.dim, {cut.outer, size});
 }
 
-at::Tensor all_gathered(const at::Tensor& slice, const DimCut& cut, Group& group) {
-  const RankSlices& slices = *cut.slices;
+at::Tensor all_gathered(const at::Tensor& slice, const Cut& cut, Group& group) {
+  const Ranges& slices = *cut.ranges;
   const int64_t own = slices.local(group.rank());
   int64_t most = 0;
   for (int rank = 0; rank < group.size(); ++rank) most = std::max(most, slices.local(rank));
@@ -89,15 +89,15 @@ at::Tensor all_gathered(const at::Tensor& slice, const DimCut& cut, Group& group
   const at::Tensor all = at::empty({group.size(), numel}, slice.options());
   group.all_gather(all.flatten(), sent.detach()).wait();
   std::vector<int64_t> sizes = slice.sizes().vec();
-  sizes[static_cast<size_t>(cut.dim)] = cut.whole_size();
+  sizes[static_cast<size_t>(cut.dim)] = cut.whole();
   const at::Tensor whole = at::empty(sizes, slice.options());
-  const at::Tensor places = unfolded(whole, cut, slices.whole);
+  const at::Tensor places = unfolded(whole, cut, slices.whole());
   for (int rank = 0; rank < group.size(); ++rank) {
-    sizes[static_cast<size_t>(cut.dim)] = cut.local_size(rank);
+    sizes[static_cast<size_t>(cut.dim)] = cut.local(rank);
     const int64_t local = slices.local(rank);
     const at::Tensor part = unfolded(all[rank].narrow(0, 0, slice.numel() / own * local).view(sizes), cut, local);
     int64_t at = 0;
-    for (const Interval& one : slices.of_rank[static_cast<size_t>(rank)]) {
+    for (const Interval& one : slices.of_rank(rank)) {
       places.narrow(cut.dim + 1, one.begin, one.size()).copy_(part.narrow(cut.dim + 1, at, one.size()));
       at += one.size();
     }
@@ -106,19 +106,19 @@ at::Tensor all_gathered(const at::Tensor& slice, const DimCut& cut, Group& group
 }
 
 /// The rows of each rank one behind the other, as long as the longest one.
-at::Tensor reduce_scattered(const at::Tensor& part, const DimCut& cut, Group& group) {
+at::Tensor reduce_scattered(const at::Tensor& part, const Cut& cut, Group& group) {
   int64_t most = 0;
-  for (int rank = 0; rank < group.size(); ++rank) most = std::max(most, cut.local_size(rank));
-  const int64_t row = part.numel() / cut.whole_size();
+  for (int rank = 0; rank < group.size(); ++rank) most = std::max(most, cut.local(rank));
+  const int64_t row = part.numel() / cut.whole();
   at::Tensor sent = at::empty({group.size(), most * row}, part.options());
   std::vector<int64_t> sizes = part.sizes().vec();
   for (int rank = 0; rank < group.size(); ++rank) {
-    const int64_t local = cut.local_size(rank);
+    const int64_t local = cut.local(rank);
     sizes[static_cast<size_t>(cut.dim)] = local;
     sent[rank].narrow(0, 0, local * row).view(sizes).copy_(slice_of(part, cut, rank));
     sent[rank].narrow(0, local * row, (most - local) * row).zero_();
   }
-  const int64_t local = cut.local_size(group.rank());
+  const int64_t local = cut.local(group.rank());
   sizes[static_cast<size_t>(cut.dim)] = local;
   at::Tensor own = at::empty(sizes, part.options());  // no view, so that programs may write into it
   const at::Tensor received = local == most ? own.flatten() : at::empty({most * row}, part.options());
@@ -207,14 +207,14 @@ struct Gather : Function<Gather> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const ExchangePointer of = saved(context);
     const int rank = of->group().rank();
-    const RankSlices& slices = *of->cut.slices;
+    const Ranges& slices = *of->cut.ranges;
     at::Tensor own = slice_of(gradients[0], of->cut, rank);
     if (!slices.overlaps()) return {own, {}};
     const at::Tensor kept = at::zeros_like(own, at::MemoryFormat::Contiguous);
     const int64_t local = slices.local(rank);
     const at::Tensor to = unfolded(kept, of->cut, local), from = unfolded(own, of->cut, local);
     for (const Interval& one : slices.first_of(rank)) {
-      const Interval at = slices.local_range(one.begin, one.end, rank);
+      const Interval at = slices.place_of(rank, {one.begin, one.end});
       to.narrow(of->cut.dim + 1, at.begin, at.size()).copy_(from.narrow(of->cut.dim + 1, at.begin, at.size()));
     }
     return {kept, {}};
@@ -228,15 +228,15 @@ struct Share : Function<Share> {
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const ExchangePointer of = saved(context);
-    const DimCut& cut = of->cut;
+    const Cut& cut = of->cut;
     std::vector<int64_t> sizes = gradients[0].sizes().vec();
-    sizes[static_cast<size_t>(cut.dim)] = cut.whole_size();
+    sizes[static_cast<size_t>(cut.dim)] = cut.whole();
     const at::Tensor whole = at::zeros(sizes, gradients[0].options());
     const int rank = of->group().rank();
-    const at::Tensor to = unfolded(whole, cut, cut.slices->whole);
-    const at::Tensor from = unfolded(gradients[0], cut, cut.slices->local(rank));
+    const at::Tensor to = unfolded(whole, cut, cut.ranges->whole());
+    const at::Tensor from = unfolded(gradients[0], cut, cut.ranges->local(rank));
     int64_t at = 0;
-    for (const Interval& one : cut.slices->of_rank[static_cast<size_t>(rank)]) {
+    for (const Interval& one : cut.ranges->of_rank(rank)) {
       to.narrow(cut.dim + 1, one.begin, one.size()).copy_(from.narrow(cut.dim + 1, at, one.size()));
       at += one.size();
     }
@@ -253,10 +253,10 @@ struct ClassOptions {
 };
 
 /// Place of each target in this rank's columns, 0 where it is on another rank, and whether it is here.
-std::pair<at::Tensor, at::Tensor> places_of(const at::Tensor& targets, const DimCut& cut, int rank) {
+std::pair<at::Tensor, at::Tensor> places_of(const at::Tensor& targets, const Cut& cut, int rank) {
   at::Tensor places = at::zeros_like(targets), here = at::zeros(targets.sizes(), targets.options().dtype(at::kBool));
   int64_t before = 0;
-  for (const Interval& one : cut.slices->of_rank[static_cast<size_t>(rank)]) {
+  for (const Interval& one : cut.ranges->of_rank(rank)) {
     const at::Tensor inside = targets.ge(one.begin).logical_and(targets.lt(one.end));
     places = at::where(inside, targets - (one.begin - before), places);
     here = here.logical_or(inside);
@@ -268,7 +268,7 @@ std::pair<at::Tensor, at::Tensor> places_of(const at::Tensor& targets, const Dim
 struct CrossEntropy : Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits, const at::Tensor& targets,
                             const ExchangePointer& exchange, int64_t ignored, double smoothing) {
-    const DimCut& cut = exchange->cut;
+    const Cut& cut = exchange->cut;
     const auto [places, here] = places_of(targets, cut, exchange->group().rank());
     const at::Tensor wide = logits.to(logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
     const at::Tensor greatest = exchange->all_reduced(wide.amax(1), kForward, ReduceOp::kMax);
@@ -283,12 +283,12 @@ struct CrossEntropy : Function<CrossEntropy> {
     const at::Tensor normalizer = total.log();
     at::Tensor losses = normalizer - all[0];
     if (smoothing > 0)
-      losses = losses * (1 - smoothing) + (normalizer - all[1] / static_cast<double>(cut.whole_size())) * smoothing;
+      losses = losses * (1 - smoothing) + (normalizer - all[1] / static_cast<double>(cut.whole())) * smoothing;
     const at::Tensor is_ignored = targets.eq(ignored);
     weights.div_(total.unsqueeze(1));
     context->save_for_backward({weights, places, here, is_ignored});
     context->saved_data["smoothing"] = smoothing;
-    context->saved_data["classes"] = cut.whole_size();
+    context->saved_data["classes"] = cut.whole();
     context->saved_data["dtype"] = static_cast<int64_t>(logits.scalar_type());
     return losses.masked_fill(is_ignored, 0).to(logits.scalar_type());
   }
@@ -309,10 +309,10 @@ struct CrossEntropy : Function<CrossEntropy> {
 
 }  // namespace
 
-at::Tensor slice_of(const at::Tensor& whole, const DimCut& cut, int rank) {
-  const std::vector<Interval>& own = cut.slices->of_rank[static_cast<size_t>(rank)];
+at::Tensor slice_of(const at::Tensor& whole, const Cut& cut, int rank) {
+  const std::vector<Interval>& own = cut.ranges->of_rank(rank);
   if (cut.outer == 1 && own.size() == 1) return whole.narrow(cut.dim, own[0].begin, own[0].size());
-  const at::Tensor places = unfolded(whole, cut, cut.slices->whole);
+  const at::Tensor places = unfolded(whole, cut, cut.ranges->whole());
   std::vector<at::Tensor> parts;
   for (const Interval& one : own) parts.push_back(places.narrow(cut.dim + 1, one.begin, one.size()));
   return (parts.size() == 1 ? parts[0] : at::cat(parts, cut.dim + 1)).flatten(cut.dim, cut.dim + 1);
@@ -328,24 +328,23 @@ at::Tensor summed_product(const at::Tensor& left, const at::Tensor& right, bool 
                           const SharedExchanges& exchanges, const std::string& what) {
   return SummedProduct::apply(left, right, is_weight, piece_rows, exchange(exchanges, what));
 }
-at::Tensor gathered(const at::Tensor& slice, const DimCut& cut, const SharedExchanges& exchanges,
+at::Tensor gathered(const at::Tensor& slice, const Cut& cut, const SharedExchanges& exchanges,
                     const std::string& what) {
   return Gather::apply(slice, exchange(exchanges, what, cut));
 }
-at::Tensor scattered(const at::Tensor& part, const DimCut& cut, const SharedExchanges& exchanges,
+at::Tensor scattered(const at::Tensor& part, const Cut& cut, const SharedExchanges& exchanges,
                      const std::string& what) {
   return Scatter::apply(part, exchange(exchanges, what, cut));
 }
-at::Tensor gathered_and_entered(const at::Tensor& slice, const DimCut& cut, const SharedExchanges& exchanges,
+at::Tensor gathered_and_entered(const at::Tensor& slice, const Cut& cut, const SharedExchanges& exchanges,
                                 const std::string& what) {
   return GatherAndEnter::apply(slice, exchange(exchanges, what, cut));
 }
-at::Tensor shared(const at::Tensor& slice, const DimCut& cut, const SharedExchanges& exchanges,
-                  const std::string& what) {
+at::Tensor shared(const at::Tensor& slice, const Cut& cut, const SharedExchanges& exchanges, const std::string& what) {
   return Share::apply(slice, exchange(exchanges, what, cut));
 }
 
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const DimCut& cut, int64_t ignored,
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const Cut& cut, int64_t ignored,
                          double label_smoothing, const SharedExchanges& exchanges) {
   return CrossEntropy::apply(logits, targets, exchange(exchanges, "aten::cross_entropy_loss", cut), ignored,
                              label_smoothing);
@@ -380,20 +379,20 @@ at::Tensor Exchanges::all_reduce_rows(int64_t rows, int64_t piece_rows,
   return sum;
 }
 
-at::Tensor Exchanges::all_gather(const at::Tensor& slice, const DimCut& cut, const std::string& what) {
+at::Tensor Exchanges::all_gather(const at::Tensor& slice, const Cut& cut, const std::string& what) {
   const at::Tensor whole = all_gathered(slice, cut, group_);
   if (is_recording_) record(what, Kind::kAlike, whole, whole);
   return whole;
 }
 
-at::Tensor Exchanges::reduce_scatter(const at::Tensor& part, const DimCut& cut, const std::string& what) {
+at::Tensor Exchanges::reduce_scatter(const at::Tensor& part, const Cut& cut, const std::string& what) {
   at::Tensor own = reduce_scattered(part, cut, group_);
   if (is_recording_) record(what, Kind::kSumOfParts, part, own, cut);
   return own;
 }
 
 void Exchanges::record(const std::string& what, Kind kind, const at::Tensor& part, const at::Tensor& result,
-                       const DimCut& cut) {
+                       const Cut& cut) {
   constexpr size_t kMost = 1 << 14;
   if (entries_.size() == kMost) return;
   const at::NoGradGuard no_grad;

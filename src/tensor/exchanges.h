@@ -30,9 +30,9 @@ class Exchanges {
   /// of them and how many. Each piece's all-reduce runs while the next piece is computed.
   at::Tensor all_reduce_rows(int64_t rows, int64_t piece_rows,
                              const std::function<at::Tensor(int64_t, int64_t)>& part_of, const std::string& what);
-  at::Tensor all_gather(const at::Tensor& slice, const DimCut& cut, const std::string& what);
+  at::Tensor all_gather(const at::Tensor& slice, const Cut& cut, const std::string& what);
   /// This rank's slice of the sum of the ranks' `part`, of which no two ranks have the same element.
-  at::Tensor reduce_scatter(const at::Tensor& part, const DimCut& cut, const std::string& what);
+  at::Tensor reduce_scatter(const at::Tensor& part, const Cut& cut, const std::string& what);
   /// `whole` is the same on every rank, or the record has a problem.
   void see(const at::Tensor& whole, const std::string& what) {
     if (is_recording_ && whole.is_floating_point()) record(what, Kind::kAlike, whole, whole);
@@ -54,7 +54,7 @@ class Exchanges {
     double tolerance;
   };
   void record(const std::string& what, Kind kind, const at::Tensor& part, const at::Tensor& result,
-              const DimCut& cut = {});
+              const Cut& cut = {});
 
   Group& group_;
   bool is_recording_ = true;
@@ -71,26 +71,23 @@ at::Tensor summed(const at::Tensor& part, const SharedExchanges& exchanges, cons
 at::Tensor summed_product(const at::Tensor& left, const at::Tensor& right, bool is_weight, int64_t piece_rows,
                           const SharedExchanges& exchanges, const std::string& what);
 /// The tensor of which each rank has `slice`, on every rank. Cost: one all-gather.
-at::Tensor gathered(const at::Tensor& slice, const DimCut& cut, const SharedExchanges& exchanges,
-                    const std::string& what);
+at::Tensor gathered(const at::Tensor& slice, const Cut& cut, const SharedExchanges& exchanges, const std::string& what);
 /// This rank's slice of the sum of the ranks' parts. Cost: one reduce-scatter; in backward one all-gather.
-at::Tensor scattered(const at::Tensor& part, const DimCut& cut, const SharedExchanges& exchanges,
-                     const std::string& what);
+at::Tensor scattered(const at::Tensor& part, const Cut& cut, const SharedExchanges& exchanges, const std::string& what);
 /// entered(gathered(slice)). Cost: one all-gather; in backward one reduce-scatter.
-at::Tensor gathered_and_entered(const at::Tensor& slice, const DimCut& cut, const SharedExchanges& exchanges,
+at::Tensor gathered_and_entered(const at::Tensor& slice, const Cut& cut, const SharedExchanges& exchanges,
                                 const std::string& what);
 /// `slice` of a parameter, some elements of which other ranks have too, with a gradient to which all of them add.
-at::Tensor shared(const at::Tensor& slice, const DimCut& cut, const SharedExchanges& exchanges,
-                  const std::string& what);
+at::Tensor shared(const at::Tensor& slice, const Cut& cut, const SharedExchanges& exchanges, const std::string& what);
 
 /// This rank's slice of `whole`; a view where one interval of a dim is asked for. Local.
-at::Tensor slice_of(const at::Tensor& whole, const DimCut& cut, int rank);
+at::Tensor slice_of(const at::Tensor& whole, const Cut& cut, int rank);
 
 /// Cross entropy [N] of `logits` [N, C], of which each rank has columns of C, beside `targets` [N] over all of C: 0
 /// where a target is `ignored`.
 ///
 /// Cost      three numbers for each of N, and the greatest logit; logits are not gathered.
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const DimCut& cut, int64_t ignored,
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const Cut& cut, int64_t ignored,
                          double label_smoothing, const SharedExchanges& exchanges);
 
 }  // namespace trireme::tensor

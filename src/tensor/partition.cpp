@@ -33,7 +33,7 @@ Units units_of(const Rule& rule, const std::string& name) {
   throw ConfigError("its name does not tell how keys and values stand in it; give a shape, such as [2, -1]");
 }
 
-int64_t total(const Cut& cut) {
+int64_t total(const RankIntervals& cut) {
   int64_t sum = 0;
   for (const std::vector<Interval>& intervals : cut)
     for (const Interval& interval : intervals) sum += interval.size();
@@ -268,7 +268,7 @@ class Partitioner {
     const int64_t extent = parameter.shape[dim];
     if (rule.inputs >= 0 && parameter.shape.size() > 1 && parameter.shape.back() != rule.inputs)
       throw ConfigError(str("its last dim is ", parameter.shape.back(), ", and that of the shape ", rule.inputs));
-    const Cut intervals = is_packed(rule) ? cut_packed(extent, units, rule) : cut_units(extent, units);
+    const RankIntervals intervals = is_packed(rule) ? cut_packed(extent, units, rule) : cut_units(extent, units);
     for (int rank = 0; rank < ranks_; ++rank) result.parts[rank] = canonical({parameter.shape, dim, intervals[rank]});
     result.kind = kind_of(rule, units);
     if (rule.why.empty()) result.why = why_of(rule, units, heads_);
@@ -279,16 +279,16 @@ class Partitioner {
     if (parameter.shape.size() > 1) set_exchanges(result.uses.front(), rule);
   }
 
-  Cut cut_units(int64_t extent, Units units) const {
+  RankIntervals cut_units(int64_t extent, Units units) const {
     if (units == Units::kFeatures) return cut_features(extent, ranks_, grain_);
     if (heads_.queries > 0) return cut_by_heads(extent, units, heads_, ranks_);
     // A run finds out where heads begin. Sections that are no thirds are gathered there.
     if (units != Units::kStackedQkv || extent % 3 != 0) return cut_equally(extent, ranks_);
-    return stack({extent / 3, extent / 3, extent / 3}, std::vector<Cut>(3, cut_equally(extent / 3, ranks_)));
+    return stack({extent / 3, extent / 3, extent / 3}, std::vector<RankIntervals>(3, cut_equally(extent / 3, ranks_)));
   }
 
   /// Matrices one behind the other. Three in an attention are its queries, keys and values.
-  Cut cut_packed(int64_t extent, Units units, const Rule& rule) const {
+  RankIntervals cut_packed(int64_t extent, Units units, const Rule& rule) const {
     std::vector<int64_t> sizes = rule.sub_sizes;
     if (sizes.empty()) {
       if (extent % rule.sub_count != 0)
@@ -306,7 +306,7 @@ class Partitioner {
                             heads_.queries, ", ", heads_.key_values, " and ", heads_.key_values,
                             " heads of one size; give their sizes"));
     const bool has_one_unit = units == Units::kHeads || units == Units::kKeyValueHeads;
-    std::vector<Cut> cuts;
+    std::vector<RankIntervals> cuts;
     for (size_t i = 0; i < sizes.size(); ++i)
       cuts.push_back(is_qkv ? cut_units(sizes[i], i == 0 ? Units::kHeads : Units::kKeyValueHeads)
                             : cut_units(sizes[i], has_one_unit ? units : Units::kFeatures));

@@ -161,15 +161,15 @@ void TensorPass::run_einsum(OperatorCall& call, Next next, const CutArguments& f
         std::find_if(found.begin(), found.end(), [&](const CutArgument& one) { return one.tensor.is_same(tensor); });
     const bool is_cut = known != found.end();
     if (at != std::string::npos) {
-      const int64_t size = is_cut && known->cut.dim == static_cast<int64_t>(at) ? known->cut.whole_size()
+      const int64_t size = is_cut && known->cut.dim == static_cast<int64_t>(at) ? known->cut.whole()
                                                                                 : tensor.size(static_cast<int64_t>(at));
-      if (size != lead.cut.whole_size()) return run_whole(call, next, found);  // of size 1, which broadcasts
+      if (size != lead.cut.whole()) return run_whole(call, next, found);  // of size 1, which broadcasts
     }
     parts.push_back(next.run(call, [&] {
-      const DimCut cut = at != std::string::npos ? cut_along(lead.cut, static_cast<int64_t>(at)) : DimCut{};
-      if (is_cut && cut.slices && known->cut.dim == cut.dim) return recut(*known, cut);
+      const Cut cut = at != std::string::npos ? cut_along(lead.cut, static_cast<int64_t>(at)) : Cut{};
+      if (is_cut && cut.ranges && known->cut.dim == cut.dim) return recut(*known, cut);
       const at::Tensor all = is_cut ? whole(*known) : tensor;
-      return cut.slices ? take(all, cut) : enter(all);
+      return cut.ranges ? take(all, cut) : enter(all);
     }));
   }
   argument(call, 1) = c10::List<at::Tensor>(parts);
@@ -202,9 +202,9 @@ void TensorPass::run_sum(OperatorCall& call, Next next, Factor& left, Factor& ri
   const auto fit = [&](Factor& one, bool is_left) {
     const int64_t dim = one.sum_dim(is_left);
     if (one.role == Factor::Role::kSum) return recut(*one.found, cut_along(lead.cut, dim));
-    if (one.tensor.size(dim) != lead.cut.whole_size())
+    if (one.tensor.size(dim) != lead.cut.whole())
       refuse(call, lead.tensor, str("multiplies ", one.tensor.sizes(), ", which is not cut, with a part"),
-             str("make it of the whole's size, ", lead.cut.whole_size(), " in dim ", dim));
+             str("make it of the whole's size, ", lead.cut.whole(), " in dim ", dim));
     return take(one.tensor, cut_along(lead.cut, dim));
   };
   const Sum made = next.run(call, [&] {
@@ -293,28 +293,28 @@ void TensorPass::run_lookup(OperatorCall& call, Next next, const CutArguments& f
   if (one.cut.dim == 1) {
     next(call);
     const at::Tensor result = call.results()[0].toTensor();
-    const DimCut cut = cut_along(one.cut, result.dim() - 1);
+    const Cut cut = cut_along(one.cut, result.dim() - 1);
     if (one.gathers_output)
       call.stack.back() = next.run(call, [&] { return gathered(result, cut, exchanges_, name_of(call)); });
     else
       add_cut(result, cut);
     return;
   }
-  if (one.cut.outer != 1 || one.cut.slices->overlaps()) return run_whole(call, next, found);
+  if (one.cut.outer != 1 || one.cut.ranges->overlaps()) return run_whole(call, next, found);
   const int64_t padding = call.arguments()[2].toInt();
   const Sum made = next.run(call, [&] {
     at::Tensor places = at::zeros({}, indices.options()).expand_as(indices), is_here;
     int64_t before = 0;
-    for (const Interval& part : one.cut.slices->of_rank[static_cast<size_t>(group_.rank())]) {
+    for (const Interval& part : one.cut.ranges->of_rank(group_.rank())) {
       const at::Tensor inside = indices.ge(part.begin).logical_and(indices.lt(part.end));
       places = at::where(inside, indices - (part.begin - before), places);
       is_here = is_here.defined() ? is_here.logical_or(inside) : inside;
       before += part.size();
     }
-    const at::Tensor is_token = indices.ge(0).logical_and(indices.lt(one.cut.slices->whole));
+    const at::Tensor is_token = indices.ge(0).logical_and(indices.lt(one.cut.ranges->whole()));
     if (is_token.is_cpu() && !is_token.all().item<bool>())
-      throw ShapeError(str("aten::embedding: an index is outside of the table of ", one.cut.slices->whole, " rows"));
-    const int64_t own_padding = padding < 0 ? -1 : one.cut.slices->place_of(padding, group_.rank()).value_or(-1);
+      throw ShapeError(str("aten::embedding: an index is outside of the table of ", one.cut.ranges->whole(), " rows"));
+    const int64_t own_padding = padding < 0 ? -1 : one.cut.ranges->find(group_.rank(), padding).value_or(-1);
     const at::Tensor rows = at::embedding(one.tensor, places, own_padding);
     return sum(rows.masked_fill(is_here.logical_not().unsqueeze(-1), 0), call);
   });
@@ -331,30 +331,30 @@ at::Tensor TensorPass::heads_for(const OperatorCall& call, const at::Tensor& key
   const int64_t place = query.from_right();
   if (keys.dim() < place) return enter(keys);
   const int64_t dim = keys.dim() - place;
-  const int64_t heads = known != nullptr ? known->cut.whole_size() : keys.size(dim);
-  if (heads == 1 && known == nullptr && query.cut.whole_size() != 1 && place != 3) return enter(keys);
-  if (heads == query.cut.whole_size())
+  const int64_t heads = known != nullptr ? known->cut.whole() : keys.size(dim);
+  if (heads == 1 && known == nullptr && query.cut.whole() != 1 && place != 3) return enter(keys);
+  if (heads == query.cut.whole())
     return known != nullptr ? recut(*known, cut_along(query.cut, dim)) : take(keys, cut_along(query.cut, dim));
-  const int64_t group = query.cut.whole_size() / heads;
-  if (query.cut.outer != 1 || query.cut.whole_size() % heads != 0 || (known != nullptr && known->cut.outer != 1))
+  const int64_t group = query.cut.whole() / heads;
+  if (query.cut.outer != 1 || query.cut.whole() % heads != 0 || (known != nullptr && known->cut.outer != 1))
     refuse(call, query.tensor, str("attends with ", keys.sizes(), ", whose heads do not fit a part"),
            "let heads be a dim of their own");
-  if (known != nullptr && known->cut.slices->times(group) == *query.cut.slices) {
+  if (known != nullptr && known->cut.ranges->times(group) == *query.cut.ranges) {
     is_by_query = false;
     return keys;
   }
-  const CutArgument whole_keys{.index = 0, .tensor = keys, .cut = known != nullptr ? known->cut : DimCut{}};
+  const CutArgument whole_keys{.index = 0, .tensor = keys, .cut = known != nullptr ? known->cut : Cut{}};
   // Whether every rank has the heads that it needs is the same on all ranks.
   bool has_all = known != nullptr;
   for (int rank = 0; has_all && rank < group_.size(); ++rank)
-    for (const Interval& part : query.cut.slices->of_rank[static_cast<size_t>(rank)])
+    for (const Interval& part : query.cut.ranges->of_rank(rank))
       for (int64_t head = part.begin; has_all && head < part.end; ++head)
-        has_all = known->cut.slices->place_of(head / group, rank).has_value();
+        has_all = known->cut.ranges->find(rank, head / group).has_value();
   const at::Tensor all = known == nullptr ? enter(keys) : has_all ? keys : enter(whole(whole_keys));
   std::vector<int64_t> places;
-  for (const Interval& part : query.cut.slices->of_rank[static_cast<size_t>(group_.rank())])
+  for (const Interval& part : query.cut.ranges->of_rank(group_.rank()))
     for (int64_t head = part.begin; head < part.end; ++head)
-      places.push_back(has_all ? *known->cut.slices->place_of(head / group, group_.rank()) : head / group);
+      places.push_back(has_all ? *known->cut.ranges->find(group_.rank(), head / group) : head / group);
   return all.index_select(dim, at::tensor(places, at::TensorOptions().dtype(at::kLong).device(keys.device())));
 }
 
@@ -393,7 +393,7 @@ void TensorPass::run_class_loss(OperatorCall& call, Next next, const CutArgument
   const CutArgument one = found[0];
   const bool is_entropy = call.op.schema().name() == "aten::cross_entropy_loss";
   if (!is_entropy || found.size() > 1 || one.index != 0 || one.tensor.dim() != 2 || one.cut.dim != 1 ||
-      one.cut.outer != 1 || one.cut.slices->overlaps() || call.arguments()[2].isTensor())
+      one.cut.outer != 1 || one.cut.ranges->overlaps() || call.arguments()[2].isTensor())
     return run_whole(call, next, found);
   const at::Tensor targets = call.arguments()[1].toTensor();
   if (!at::isIntegralType(targets.scalar_type(), /*includeBool=*/false)) return run_whole(call, next, found);
@@ -403,9 +403,9 @@ void TensorPass::run_class_loss(OperatorCall& call, Next next, const CutArgument
   const double smoothing = call.arguments()[5].toDouble();
   const at::Tensor result = next.run(call, [&] {
     const at::Tensor is_ignored = targets.eq(ignored);
-    const at::Tensor is_class = targets.ge(0).logical_and(targets.lt(one.cut.slices->whole)).logical_or(is_ignored);
+    const at::Tensor is_class = targets.ge(0).logical_and(targets.lt(one.cut.ranges->whole())).logical_or(is_ignored);
     if (is_class.is_cpu() && !is_class.all().item<bool>())
-      throw ShapeError(str("aten::cross_entropy_loss: a target is none of ", one.cut.slices->whole, " classes, nor ",
+      throw ShapeError(str("aten::cross_entropy_loss: a target is none of ", one.cut.ranges->whole(), " classes, nor ",
                            ignored, ", which is ignored"));
     const bool widens = at::autocast::is_autocast_enabled(one.tensor.device().type());  // as autocast has losses
     const at::Tensor logits = widens ? one.tensor.to(at::kFloat) : one.tensor;

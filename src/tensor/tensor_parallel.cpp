@@ -40,12 +40,11 @@ void TensorParallel::add(const at::Tensor& parameter, const std::vector<TensorPa
   if (own.dim < 0) return;
   if (parameter.sizes() != at::IntArrayRef(local_shape(own)))
     throw ShapeError(str("add: ", parameter.sizes(), " is not ", part_text(own), " of ", shape_text(own.shape)));
-  auto slices = std::make_shared<tensor::RankSlices>();
-  slices->whole = own.shape[static_cast<size_t>(own.dim)];
-  for (const TensorPart& part : parts) slices->of_rank.push_back(part.intervals);
+  std::vector<std::vector<Interval>> of_rank;
+  for (const TensorPart& part : parts) of_rank.push_back(part.intervals);
   tensor::CutTensor known;
   known.cut.dim = own.dim;
-  known.cut.slices = std::move(slices);
+  known.cut.ranges = std::make_shared<const Ranges>(own.shape[static_cast<size_t>(own.dim)], std::move(of_rank));
   known.parameter = name;
   known.gathers_output = gathers_output;
   impl_->add(parameter, std::move(known));

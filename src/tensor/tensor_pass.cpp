@@ -79,7 +79,7 @@ CutArguments TensorPass::find_arguments(const OperatorCall& call) {
 
 void TensorPass::run_found(OperatorCall& call, Next next, CutArguments found) {
   for (CutArgument& one : found) {  // parameters of which other ranks have elements, too
-    if (!one.tensor.is_leaf() || !asks_gradient(one.tensor) || !one.cut.slices->overlaps()) continue;
+    if (!one.tensor.is_leaf() || !asks_gradient(one.tensor) || !one.cut.ranges->overlaps()) continue;
     if (!call.arguments()[one.index].isTensor() || (one.index < 64 && (call.traits.written >> one.index & 1) != 0))
       continue;
     one.tensor = next.run(call, [&] { return shared(one.tensor, one.cut, exchanges_, running_); });
@@ -132,7 +132,7 @@ void TensorPass::run_rule(OperatorCall& call, Next next, const CutArguments& fou
   std::vector<PartitionCall::Cut> cuts(call.traits.arguments);
   for (const CutArgument& one : found) {
     if (!call.arguments()[one.index].isTensor()) return run_whole(call, next, found);  // of a list
-    cuts[one.index] = {.dim = one.cut.dim, .size = one.cut.whole_size()};
+    cuts[one.index] = {.dim = one.cut.dim, .size = one.cut.whole()};
   }
   const std::optional<PartitionAnswer> answer = rule(PartitionCall(call, cuts));
   if (!answer) return run_whole(call, next, found);
@@ -153,26 +153,26 @@ void TensorPass::run_answer(OperatorCall& call, Next next, const CutArguments& f
            "name it in PartitionAnswer::arguments");
   const CutArgument lead = *led;
   const bool sums = std::count(answer.results.begin(), answer.results.end(), kSumOfRanks) > 0;
-  if (sums && lead.cut.slices->overlaps()) return run_whole(call, next, found);  // elements would count twice
+  if (sums && lead.cut.ranges->overlaps()) return run_whole(call, next, found);  // elements would count twice
   for (size_t i = overwrites ? 1 : 0; i < call.traits.arguments; ++i) {
     const c10::IValue& value = argument(call, i);
     if (!value.isTensor() || !value.toTensor().defined()) continue;
     const at::Tensor tensor = value.toTensor();
     const auto known = std::find_if(found.begin(), found.end(), [&](const CutArgument& one) { return one.index == i; });
     const bool is_cut = known != found.end();
-    const DimCut cut = cut_along(lead.cut, dim_of(i));
-    if (is_cut && known->cut.dim == cut.dim && known->cut.has_same_slices(cut)) continue;
+    const Cut cut = cut_along(lead.cut, dim_of(i));
+    if (is_cut && known->cut.dim == cut.dim && known->cut.has_same_ranges(cut)) continue;
     replace(call, next, i, [&] {
       if (cut.dim < 0) return is_cut ? enter_whole(*known) : enter(tensor);
       if (cut.dim >= tensor.dim())
         refuse(call, lead.tensor, str("has a rule that names dim ", cut.dim, " of ", tensor.sizes()),
                "name a dim that there is");
       const bool has_dim = is_cut && known->cut.dim == cut.dim;
-      const int64_t size = has_dim ? known->cut.whole_size() : tensor.size(cut.dim);
-      if (size != cut.whole_size())
+      const int64_t size = has_dim ? known->cut.whole() : tensor.size(cut.dim);
+      if (size != cut.whole())
         refuse(call, lead.tensor,
                str("joins ", tensor.sizes(), ", which is ", is_cut ? "cut otherwise" : "not cut", ", with a part"),
-               str("make it of the whole's size, ", cut.whole_size(), " in dim ", cut.dim));
+               str("make it of the whole's size, ", cut.whole(), " in dim ", cut.dim));
       return has_dim ? recut(*known, cut) : take(is_cut ? whole(*known) : tensor, cut);
     });
   }
@@ -200,7 +200,7 @@ void TensorPass::add_answer(OperatorCall& call, Next next, const CutArgument& le
       if (made.cut) add_cut(made.tensor, *made.cut);
       continue;
     }
-    if (dim < 0 || dim >= result.dim() || result.size(dim) != lead.cut.local_size(group_.rank()))
+    if (dim < 0 || dim >= result.dim() || result.size(dim) != lead.cut.local(group_.rank()))
       refuse_results(str(result.sizes()));
     add_cut(result, cut_along(lead.cut, dim));
   }
@@ -255,7 +255,7 @@ void TensorPass::run_whole(OperatorCall& call, Next next, const CutArguments& fo
 
 std::vector<int64_t> TensorPass::whole_sizes_of(const CutArgument& one) const {
   std::vector<int64_t> sizes = one.tensor.sizes().vec();
-  sizes[static_cast<size_t>(one.cut.dim)] = one.cut.whole_size();
+  sizes[static_cast<size_t>(one.cut.dim)] = one.cut.whole();
   return sizes;
 }
 
@@ -291,7 +291,7 @@ at::Tensor TensorPass::enter(const at::Tensor& tensor) {
 }
 
 at::Tensor TensorPass::enter_whole(const CutArgument& one) {
-  if (one.cut.slices->overlaps()) return enter(whole(one));
+  if (one.cut.ranges->overlaps()) return enter(whole(one));
   return entered_once(one.tensor, [&] { return gathered_and_entered(one.tensor, one.cut, exchanges_, running_); });
 }
 
@@ -309,36 +309,31 @@ TensorPass::Sum TensorPass::sum(const at::Tensor& part, const OperatorCall& call
             ": tokens are sharded (tensor_parallel.sequence_parallel), and a C++ module that reads sizes of "
             "activations sees those of its own tokens; leave sequence_parallel out, or, where the module "
             "reads sizes of its inputs alone, set InitializeOptions::takes_sizes_from_inputs"));
-  auto slices = std::make_shared<RankSlices>();
-  slices->whole = part.size(dim);
-  for (int rank = 0; rank < group_.size(); ++rank)
-    slices->of_rank.push_back({{slices->whole * rank / group_.size(), slices->whole * (rank + 1) / group_.size()}});
-  DimCut cut{.dim = dim, .slices = std::move(slices)};
+  Cut cut{.dim = dim, .ranges = std::make_shared<const Ranges>(Ranges::even(part.size(dim), group_.size()))};
   at::Tensor own = scattered(part, cut, exchanges_, name_of(call));
   return {std::move(own), std::move(cut)};
 }
 
-at::Tensor TensorPass::take(const at::Tensor& tensor, const DimCut& cut) {
+at::Tensor TensorPass::take(const at::Tensor& tensor, const Cut& cut) {
   return slice_of(enter(tensor), cut, group_.rank());
 }
 
 at::Tensor TensorPass::whole(const CutArgument& one) { return gathered(one.tensor, one.cut, exchanges_, running_); }
 
-at::Tensor TensorPass::recut(const CutArgument& one, const DimCut& cut) {
-  const std::vector<Interval>& asked = cut.slices->of_rank[static_cast<size_t>(group_.rank())];
-  if (one.cut.has_same_slices(cut)) return one.tensor;
-  bool is_inside = one.cut.outer == cut.outer && one.cut.slices->whole == cut.slices->whole;
+at::Tensor TensorPass::recut(const CutArgument& one, const Cut& cut) {
+  const std::vector<Interval>& asked = cut.ranges->of_rank(group_.rank());
+  if (one.cut.has_same_ranges(cut)) return one.tensor;
+  bool is_inside = one.cut.outer == cut.outer && one.cut.ranges->whole() == cut.ranges->whole();
   for (int rank = 0; is_inside && rank < group_.size(); ++rank)
-    for (const Interval& part : cut.slices->of_rank[static_cast<size_t>(rank)])
-      is_inside = is_inside && one.cut.slices->local_range(part.begin, part.end, rank).size() == part.size();
+    for (const Interval& part : cut.ranges->of_rank(rank))
+      is_inside = is_inside && one.cut.ranges->place_of(rank, part).size() == part.size();
   if (!is_inside) return take(whole(one), cut);
-  RankSlices local{.whole = one.cut.slices->local(group_.rank()),
-                   .of_rank = std::vector<std::vector<Interval>>(static_cast<size_t>(group_.size()))};
-  for (const Interval& part : asked)
-    local.of_rank[static_cast<size_t>(group_.rank())].push_back(
-        one.cut.slices->local_range(part.begin, part.end, group_.rank()));
+  std::vector<std::vector<Interval>> local(group_.size());
+  for (const Interval& part : asked) local[group_.rank()].push_back(one.cut.ranges->place_of(group_.rank(), part));
   return slice_of(one.tensor,
-                  {.dim = one.cut.dim, .outer = cut.outer, .slices = std::make_shared<RankSlices>(std::move(local))},
+                  {.dim = one.cut.dim,
+                   .outer = cut.outer,
+                   .ranges = std::make_shared<const Ranges>(one.cut.ranges->local(group_.rank()), std::move(local))},
                   group_.rank());
 }
 
@@ -347,9 +342,9 @@ at::Tensor TensorPass::beside(const OperatorCall& call, const at::Tensor& tensor
   if (!tensor.defined() || tensor.dim() < from_right) return enter(tensor);
   const int64_t dim = tensor.dim() - from_right;
   if (tensor.size(dim) == 1) return enter(tensor);
-  if (tensor.size(dim) == lead.cut.whole_size()) return take(tensor, cut_along(lead.cut, dim));
+  if (tensor.size(dim) == lead.cut.whole()) return take(tensor, cut_along(lead.cut, dim));
   refuse(call, lead.tensor, str("joins ", tensor.sizes(), ", which is not cut, with a part"),
-         str("make it of the whole's size, ", lead.cut.whole_size(), " in dim ", dim));
+         str("make it of the whole's size, ", lead.cut.whole(), " in dim ", dim));
 }
 
 /// A program that reads sizes of a slice divides a sum over all ranks by the number of its own elements.

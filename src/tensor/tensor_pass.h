@@ -24,7 +24,7 @@ namespace trireme::tensor {
 struct CutArgument {
   size_t index;
   at::Tensor tensor;
-  DimCut cut;
+  Cut cut;
   bool gathers_output = false;
 
   int64_t from_right() const { return tensor.dim() - cut.dim; }  ///< as broadcasting counts dims
@@ -77,7 +77,7 @@ class TensorPass : public Pass {
   void run_part(OperatorCall& call, Next next, const CutArguments& found);
   struct Sized {
     std::vector<int64_t> local;
-    DimCut cut;
+    Cut cut;
   };
   std::optional<Sized> sized(const CutArgument& one, const std::vector<int64_t>& asked) const;
   std::optional<std::vector<Interval>> pieces_of(const OperatorCall& call, const CutArgument& one) const;
@@ -102,13 +102,11 @@ class TensorPass : public Pass {
   /// Whether sizes and places among the arguments are whole ones.
   bool takes_wholes() const { return speaks_of_wholes_; }
   std::vector<int64_t> whole_sizes_of(const CutArgument& one) const;
-  DimCut cut_along(const DimCut& like, int64_t dim) const {
-    return {.dim = dim, .outer = like.outer, .slices = like.slices};
-  }
+  Cut cut_along(const Cut& like, int64_t dim) const { return {.dim = dim, .outer = like.outer, .ranges = like.ranges}; }
   /// The sum of the ranks' `part`, or this rank's tokens of it: the dim before the last, where tokens are sharded.
   struct Sum {
     at::Tensor tensor;
-    std::optional<DimCut> cut;
+    std::optional<Cut> cut;
   };
   Sum sum(const at::Tensor& part, const OperatorCall& call);
   /// `tensor`, which every rank has, for use beside slices.
@@ -116,20 +114,20 @@ class TensorPass : public Pass {
   template <class Make>
   at::Tensor entered_once(const at::Tensor& tensor, const Make& make);
   /// This rank's slice of `tensor`, which every rank has.
-  at::Tensor take(const at::Tensor& tensor, const DimCut& cut);
+  at::Tensor take(const at::Tensor& tensor, const Cut& cut);
   /// This rank's slice by `cut` of a tensor that is cut otherwise along the same dim.
-  at::Tensor recut(const CutArgument& one, const DimCut& cut);
+  at::Tensor recut(const CutArgument& one, const Cut& cut);
   at::Tensor whole(const CutArgument& one);
   /// The whole of `one` for use beside slices.
   at::Tensor enter_whole(const CutArgument& one);
   /// `tensor` for use beside a slice that is cut along its dim `from_right`, counted from the right (1: the last one):
   /// cut along the same dim, or entered as a whole.
   at::Tensor beside(const OperatorCall& call, const at::Tensor& tensor, int64_t from_right, const CutArgument& lead);
-  void add_cut(const at::Tensor& tensor, DimCut cut) {
+  void add_cut(const at::Tensor& tensor, Cut cut) {
     if (tensor.defined()) table_.add(tensor, {.cut = std::move(cut)});
   }
   template <class DimOf>
-  void add_results(const OperatorCall& call, const DimCut& like, const DimOf& dim_of) {
+  void add_results(const OperatorCall& call, const Cut& like, const DimOf& dim_of) {
     for_each_tensor(call.results(), [&](const at::Tensor& result) {
       if (result.defined()) add_cut(result, cut_along(like, dim_of(result)));
     });

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <ranges>
 
 #include "tensor/tensor_pass.h"
 #include "trireme/base/error.h"
@@ -45,8 +46,8 @@ int64_t moved_dim(const OperatorCall& call, const at::Tensor& tensor, int64_t cu
 std::optional<TensorPass::Sized> TensorPass::sized(const CutArgument& one, const std::vector<int64_t>& asked) const {
   const std::vector<int64_t> from = whole_sizes_of(one);
   const int rank = group_.rank();
-  const auto local_of = [&](std::vector<int64_t> sizes, const DimCut& cut) {
-    sizes[static_cast<size_t>(cut.dim)] = cut.local_size(rank);
+  const auto local_of = [&](std::vector<int64_t> sizes, const Cut& cut) {
+    sizes[static_cast<size_t>(cut.dim)] = cut.local(rank);
     return Sized{.local = std::move(sizes), .cut = cut};
   };
   std::optional<Sized> of_whole, of_local;
@@ -54,7 +55,7 @@ std::optional<TensorPass::Sized> TensorPass::sized(const CutArgument& one, const
     if (const auto cut = cut_of_view(from, one.cut, *sizes)) of_whole = local_of(*sizes, *cut);
   if (takes_wholes()) return of_whole;
   // A dim of its own is meant rather than one that others went into, and one that stays in its place.
-  const auto comes_before = [&](const DimCut& a, const DimCut& b) {
+  const auto comes_before = [&](const Cut& a, const Cut& b) {
     if (a.outer != b.outer) return a.outer < b.outer;
     return std::abs(a.dim - one.cut.dim) < std::abs(b.dim - one.cut.dim);
   };
@@ -64,11 +65,11 @@ std::optional<TensorPass::Sized> TensorPass::sized(const CutArgument& one, const
       if (whole[dim] * product_of(from) % one.tensor.numel() != 0) continue;
       whole[dim] = whole[dim] * product_of(from) / one.tensor.numel();
       const auto cut = cut_of_view(from, one.cut, whole);
-      const bool is_it = cut && cut->dim == static_cast<int64_t>(dim) && cut->local_size(rank) == (*sizes)[dim];
+      const bool is_it = cut && cut->dim == static_cast<int64_t>(dim) && cut->local(rank) == (*sizes)[dim];
       if (is_it && (!of_local || comes_before(*cut, of_local->cut))) of_local = local_of(std::move(whole), *cut);
     }
   if (!of_whole || !of_local) return of_whole ? of_whole : of_local;
-  const bool is_same = of_whole->cut.dim == of_local->cut.dim && of_whole->cut.has_same_slices(of_local->cut);
+  const bool is_same = of_whole->cut.dim == of_local->cut.dim && of_whole->cut.has_same_ranges(of_local->cut);
   return is_same || !comes_before(of_local->cut, of_whole->cut) ? of_whole : of_local;
 }
 
@@ -109,7 +110,7 @@ void TensorPass::run_view(OperatorCall& call, Next next, const CutArguments& fou
     if (at < 0) return run_whole(call, next, found);
     int64_t& size = sizes[static_cast<size_t>(at)];
     const bool is_known =
-        size == -1 || size == one.cut.whole_size() || (!takes_wholes() && size == one.tensor.size(one.cut.dim));
+        size == -1 || size == one.cut.whole() || (!takes_wholes() && size == one.tensor.size(one.cut.dim));
     if (!is_known) return run_whole(call, next, found);
     size = one.tensor.size(one.cut.dim);
     const at::Tensor result = next.run(call, [&] { return one.tensor.expand(sizes); });
@@ -130,7 +131,7 @@ void TensorPass::run_view(OperatorCall& call, Next next, const CutArguments& fou
     if (static_cast<int64_t>(at) == one.cut.dim && !takes_wholes()) sizes = one.tensor.sizes().vec();
     const auto open = std::find(into.begin(), into.end(), -1);
     // One size is open: so it may be in the sizes of all dims.
-    if (open == into.end() && static_cast<int64_t>(at) == one.cut.dim && product_of(into) == one.cut.whole_size())
+    if (open == into.end() && static_cast<int64_t>(at) == one.cut.dim && product_of(into) == one.cut.whole())
       sizes = from;
     sizes.erase(sizes.begin() + static_cast<int64_t>(at));
     sizes.insert(sizes.begin() + static_cast<int64_t>(at), into.begin(), into.end());
@@ -181,7 +182,7 @@ void TensorPass::run_view(OperatorCall& call, Next next, const CutArguments& fou
 std::optional<std::vector<Interval>> TensorPass::pieces_of(const OperatorCall& call, const CutArgument& one) const {
   const std::string& name = call.op.schema().name();
   const auto arguments = call.arguments();
-  const int64_t whole = one.cut.whole_size();
+  const int64_t whole = one.cut.whole();
   const auto at_of = [&](const c10::IValue& value, int64_t otherwise) {
     if (!value.isInt()) return otherwise;
     const int64_t at = value.toInt() < 0 ? value.toInt() + whole : value.toInt();
@@ -238,20 +239,20 @@ void TensorPass::run_part(OperatorCall& call, Next next, const CutArguments& fou
   if (pieces)
     for (Interval& piece : *pieces) piece = piece_of_whole(call, one, piece);
   const bool is_list = call.op.schema().returns()[0].type()->kind() == c10::TypeKind::ListType;
-  std::vector<std::shared_ptr<RankSlices>> slices;
+  std::vector<std::shared_ptr<const Ranges>> slices;
   if (pieces)
     for (const Interval& piece : *pieces)
-      if (auto within = one.cut.slices->within(piece.begin, piece.end))
-        slices.push_back(std::make_shared<RankSlices>(*std::move(within)));
+      if (auto own = within(*one.cut.ranges, piece.begin, piece.end))
+        slices.push_back(std::make_shared<const Ranges>(*std::move(own)));
   if (!pieces || slices.size() != pieces->size() || pieces->empty()) return run_whole(call, next, found);
   std::vector<at::Tensor> results;
   next.run(call, [&] {
     for (const Interval& piece : *pieces) {
-      const Interval local = one.cut.slices->local_range(piece.begin, piece.end, group_.rank());
+      const Interval local = one.cut.ranges->place_of(group_.rank(), piece);
       results.push_back(one.tensor.narrow(along, local.begin, local.size()));
     }
   });
-  for (size_t i = 0; i < results.size(); ++i) add_cut(results[i], {.dim = along, .outer = 1, .slices = slices[i]});
+  for (size_t i = 0; i < results.size(); ++i) add_cut(results[i], {.dim = along, .outer = 1, .ranges = slices[i]});
   if (is_list) return give(call, {c10::List<at::Tensor>(results)});
   give(call, {results[0]});
 }
@@ -260,24 +261,25 @@ void TensorPass::run_part(OperatorCall& call, Next next, const CutArguments& fou
 /// it, such as the keys of a packed projection, stand for the whole's.
 Interval TensorPass::piece_of_whole(const OperatorCall& call, const CutArgument& one, const Interval& asked) {
   if (takes_wholes()) return asked;
-  const RankSlices& slices = *one.cut.slices;
-  const std::vector<Interval>& own = slices.of_rank[static_cast<size_t>(group_.rank())];
+  const Ranges& slices = *one.cut.ranges;
+  const auto ranks = std::views::iota(0, slices.ranks());
+  const std::vector<Interval>& own = slices.of_rank(group_.rank());
   int64_t at = 0, first = -1, last = -1;
   for (size_t i = 0; i < own.size(); at += own[i++].size()) {
     if (at == asked.begin) first = static_cast<int64_t>(i);
     if (at + own[i].size() == asked.end) last = static_cast<int64_t>(i);
   }
-  const bool is_of_sections = first >= 0 && last >= first &&
-                              std::all_of(slices.of_rank.begin(), slices.of_rank.end(),
-                                          [&](const auto& other) { return other.size() == own.size(); });
+  const bool is_of_sections = first >= 0 && last >= first && std::ranges::all_of(ranks, [&](int rank) {
+                                return slices.of_rank(rank).size() == own.size();
+                              });
   if (!is_of_sections) return asked;
   Interval meant = own[static_cast<size_t>(first)];
-  for (const auto& other : slices.of_rank) {
-    meant.begin = std::min(meant.begin, other[static_cast<size_t>(first)].begin);
-    meant.end = std::max(meant.end, other[static_cast<size_t>(last)].end);
+  for (const int rank : ranks) {
+    meant.begin = std::min(meant.begin, slices.of_rank(rank)[first].begin);
+    meant.end = std::max(meant.end, slices.of_rank(rank)[last].end);
   }
-  if (meant == asked || asked.end > slices.whole || !slices.within(asked.begin, asked.end)) return meant;
-  const Interval of_whole = slices.local_range(asked.begin, asked.end, group_.rank());
+  if (meant == asked || asked.end > slices.whole() || !within(slices, asked.begin, asked.end)) return meant;
+  const Interval of_whole = slices.place_of(group_.rank(), asked);
   const bool is_section =
       std::any_of(own.begin(), own.end(), [&](const Interval& section) { return section.size() == of_whole.size(); });
   if (is_section && first != last) return asked;

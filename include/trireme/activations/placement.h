@@ -18,8 +18,8 @@
 
 namespace trireme {
 
-/// Ascending intervals of [0, whole) by rank; they stand behind one another in the rank's part. Empty ones are none,
-/// and two that touch are one.
+/// Ascending intervals of [0, whole) by rank; they stand behind one another in the rank's part. Empty ones are none.
+/// Two that touch mean one, and stay apart: they may be sections of a packed dim, which a program speaks of.
 class Ranges {
  public:
   Ranges(int64_t whole, std::vector<std::vector<Interval>> of_rank);
@@ -32,6 +32,10 @@ class Ranges {
   /// Number of indices that a rank has.
   int64_t local(int rank) const;
   bool is_whole_everywhere() const;
+  /// Whether some element is on several ranks.
+  bool overlaps() const;
+  /// The elements of a rank that no rank before it has.
+  std::vector<Interval> first_of(int rank) const;
   /// Each index becomes n.
   Ranges times(int64_t n) const;
   /// Every n indices become one; nothing: some interval begins or ends between them.
@@ -40,7 +44,9 @@ class Ranges {
   std::optional<Ranges> of_each(int64_t n) const;
   /// Where a rank's indices of `some` are in its part.
   Interval place_of(int rank, Interval some) const;
-  bool operator==(const Ranges&) const = default;
+  /// Where index `i` of the whole is in a rank's part; nothing: it is not there.
+  std::optional<int64_t> find(int rank, int64_t i) const;
+  bool operator==(const Ranges& other) const;
 
  private:
   template <class Change>
@@ -65,9 +71,12 @@ struct Cut {
   /// This rank's part of a tensor.
   at::Tensor slice(const at::Tensor& tensor, int rank) const;
   int64_t local(int rank) const { return outer * ranges->local(rank); }
-  bool operator==(const Cut& other) const {
-    return axis == other.axis && dim == other.dim && outer == other.outer && *ranges == *other.ranges;
+  int64_t whole() const { return outer * ranges->whole(); }
+  /// Whether ranks have the same elements of a dim by both.
+  bool has_same_ranges(const Cut& other) const {
+    return outer == other.outer && (ranges == other.ranges || *ranges == *other.ranges);
   }
+  bool operator==(const Cut& other) const { return axis == other.axis && dim == other.dim && has_same_ranges(other); }
 };
 
 /// Ranks along several axes; a position is a rank's number in the whole grid, the last axis the fastest.

@@ -160,6 +160,9 @@ struct OperatorRow {
   const char* family = "";
 };
 
+/// The row of a view: of sizes of as many elements.
+Row view_row(at::IntArrayRef from, at::IntArrayRef to);
+
 /// The entry of an operator; null: it has none.
 const OperatorRow* row_of(const c10::OperatorHandle& op);
 /// All names that have an entry, ascending: "add", or "max.dim" where an overload has its own.
