@@ -34,12 +34,12 @@ struct Paged {
   Pager pager;
 };
 
-/// Parameters of which a group of one rank has slices: all of their rows.
+/// Parameters of which the first rank of two has the first half of their rows.
 struct Sliced {
   explicit Sliced(Group& group) : parallel(group) {
     for (at::Tensor& weight : weights) {
       weight = at::ones({8, 8});
-      parallel.add(weight, {{{8, 8}, 0, {{0, 8}}}});
+      parallel.add(weight, {{{16, 8}, 0, {{0, 8}}}, {{16, 8}, 0, {{8, 16}}}});
     }
   }
   std::array<at::Tensor, 64> weights;
@@ -70,6 +70,7 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);
   const at::Tensor x = at::ones({8, 8}), y = at::ones({8, 8});
   auto groups = make_thread_groups(1);
+  auto pairs = make_thread_groups(2);  // of which one rank runs operators without an exchange
   const auto act = [&] { at::add(x, y); };
 
   Times off{"add [8, 8], interception off", {}};
@@ -80,9 +81,15 @@ int main(int argc, char** argv) {
   Times parallel_unused{"add [8, 8], sequence parallelism that has cut nothing", {}};
   Times parallel{"add [8, 8], neither of a sequence that was cut", {}};
   Times slices{"add [8, 8] beside 64 slices, neither of them", {}};
+  Times of_slices{"add [8, 8] of two slices", {}};
+  Times view_of_slice{"transpose [8, 8] of a slice", {}};
+  Times of_tokens{"add [8, 8] of two parts of a sequence", {}};
+  Times view_of_tokens{"transpose [8, 8] of a part of a sequence", {}};
+  Times view{"transpose [8, 8], interception off", {}};
   LooksAtNothing pass;
   for (int round = 0; round < rounds; ++round) {
     off.ns.push_back(ns_per_call(calls, act));
+    view.ns.push_back(ns_per_call(calls, [&] { x.transpose(0, 1); }));
     {
       InterceptScope scope(InterceptScope::Watch::kWrites);
       writes.ns.push_back(ns_per_call(calls, act));
@@ -99,8 +106,18 @@ int main(int argc, char** argv) {
       parallel.ns.push_back(ns_per_call(calls, act));
     }
     {
-      const Sliced sliced(*groups[0]);
+      const Sliced sliced(*pairs[0]);
       slices.ns.push_back(ns_per_call(calls, act));
+      of_slices.ns.push_back(ns_per_call(calls, [&] { at::add(sliced.weights[0], sliced.weights[1]); }));
+      view_of_slice.ns.push_back(ns_per_call(calls, [&] { sliced.weights[0].transpose(0, 1); }));
+    }
+    {
+      SequenceParallel sequence(*pairs[0]);
+      const at::Tensor part = sequence.cut(at::ones({16, 8}), 0), other = sequence.cut(at::ones({16, 8}), 0);
+      // A part that is known whole is computed whole.
+      const at::Tensor a = at::add(part, at::ones({8}).requires_grad_()), b = at::add(other, at::ones({8}));
+      of_tokens.ns.push_back(ns_per_call(calls, [&] { at::add(a, b); }));
+      view_of_tokens.ns.push_back(ns_per_call(calls, [&] { a.transpose(0, 1); }));
     }
     InterceptScope scope(InterceptScope::Watch::kAll);
     all.ns.push_back(ns_per_call(calls, act));
@@ -109,7 +126,9 @@ int main(int argc, char** argv) {
     paged.pager.restore();
   }
   std::printf("ns per operator, one thread, %d rounds of %d calls                min    median\n", rounds, calls);
-  for (const Times* times : {&off, &writes, &all, &passed, &parallel_unused, &parallel, &slices, &touch}) print(*times);
+  for (const Times* times : {&off, &writes, &all, &passed, &parallel_unused, &parallel, &slices, &of_slices, &of_tokens,
+                             &view, &view_of_slice, &view_of_tokens, &touch})
+    print(*times);
   std::printf(
       "interception of an operator that touches nothing managed: %.0f ns (writes watched), %.0f ns (reads too); limit "
       "150\n",
@@ -117,6 +136,10 @@ int main(int argc, char** argv) {
   std::printf("with a pass that looks at nothing: %.0f ns; limit 200\n", passed.more_than(off));
   std::printf("with sequence parallelism, of tensors that are not sharded: %.0f ns\n", parallel.more_than(off));
   std::printf("operator beside slices, of tensors that are not cut: %.0f ns; limit 200\n", slices.more_than(off));
+  std::printf("operator on slices, without an exchange: %.0f ns (add), %.0f ns (transpose)\n", of_slices.more_than(off),
+              view_of_slice.more_than(view));
+  std::printf("operator on parts of a sequence, without an exchange: %.0f ns (add), %.0f ns (transpose)\n",
+              of_tokens.more_than(off), view_of_tokens.more_than(view));
   std::printf("a touch of a unit that is whole: %.0f ns; limit 3000\n", touch.more_than(off));
   return 0;
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <tuple>
 
 namespace trireme {
 namespace {
@@ -14,6 +15,7 @@ using ByPosition = std::vector<FactorCut>;
 /// A factor that arguments are cut along, and how many elements these have.
 struct Vote {
   uint8_t factor = 0;
+  int lead = 0;
   int64_t elements = 0;
   ByPosition cuts = {};
 };
@@ -60,8 +62,8 @@ Ranges ranges_of(const std::vector<Piece>& pieces, const std::map<uint8_t, Facto
 
 class Decider {
  public:
-  Decider(const Row& row, const std::vector<Placement>& arguments, const AxisGrid& grid)
-      : row_(row), given_(arguments), grid_(grid) {
+  Decider(const Row& row, const std::vector<Placement>& arguments, const AxisGrid& grid, const std::vector<int>& leads)
+      : row_(row), given_(arguments), grid_(grid), leads_(leads) {
     const Placement whole(grid.positions());
     made_.arguments.assign(row.arguments.size(), whole);
     made_.results.assign(row.results.size(), whole);
@@ -76,7 +78,8 @@ class Decider {
   }
 
  private:
-  /// Those of an axis, the best one first: factors that pass through, then those with the most elements.
+  /// Those of an axis, the best one first: those of what leads, then factors that pass through, then those with the
+  /// most elements.
   std::vector<Vote> votes(int axis) {
     std::vector<Vote> all;
     for (size_t i = 0; i < given_.size(); ++i) {
@@ -86,7 +89,8 @@ class Decider {
     }
     const auto is_reduced = [this](const Vote& vote) { return row_.factors[vote.factor].kind != FactorKind::kEach; };
     std::ranges::stable_sort(all, [&](const Vote& one, const Vote& other) {
-      return std::pair(is_reduced(one), -one.elements) < std::pair(is_reduced(other), -other.elements);
+      return std::tuple(-one.lead, is_reduced(one), -one.elements) <
+             std::tuple(-other.lead, is_reduced(other), -other.elements);
     });
     voted_.clear();
     for (const Vote& vote : all) voted_.emplace(vote.factor, vote.cuts);
@@ -97,7 +101,7 @@ class Decider {
   /// mixed.
   std::optional<Vote> vote_of(int axis, size_t argument) const {
     const TensorFactors& dims = row_.arguments[argument];
-    Vote vote{.elements = 1};
+    Vote vote{.lead = leads_.empty() ? 0 : leads_[argument], .elements = 1};
     for (const int64_t size : row_.sizes_of(dims)) vote.elements *= size;
     for (int position = 0; position < grid_.positions(); ++position) {
       std::optional<std::pair<uint8_t, FactorCut>> found;
@@ -132,6 +136,9 @@ class Decider {
     const FactorKind kind = row_.factors[vote.factor].kind;
     const std::vector<uint8_t> linked = linked_to(vote.factor);
     if (linked.empty() && kind == FactorKind::kEach && !is_in_a_result(vote.factor)) return false;
+    // What several ranks have would count several times.
+    const auto overlaps = [](const FactorCut& cut) { return cut.ranges->overlaps(); };
+    if (kind != FactorKind::kEach && std::ranges::any_of(vote.cuts, overlaps)) return false;
     std::set<uint8_t> joined{vote.factor};  // what goes into one dim with it
     for (const uint8_t factor : linked)
       for (const Piece& piece : *row_.pieces_of(factor)) joined.insert(piece.factor);
@@ -209,14 +216,16 @@ class Decider {
   const Row& row_;
   const std::vector<Placement>& given_;
   const AxisGrid& grid_;
+  const std::vector<int>& leads_;
   std::map<uint8_t, ByPosition> voted_;  ///< of the axis at hand
   Decision made_;
 };
 
 }  // namespace
 
-Decision decide(const Row& row, const std::vector<Placement>& arguments, const AxisGrid& grid) {
-  return Decider(row, arguments, grid).run();
+Decision decide(const Row& row, const std::vector<Placement>& arguments, const AxisGrid& grid,
+                const std::vector<int>& leads) {
+  return Decider(row, arguments, grid, leads).run();
 }
 
 }  // namespace trireme

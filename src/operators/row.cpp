@@ -72,6 +72,16 @@ RowCall::RowCall(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> argum
   sizes_ = *std::move(sizes);
 }
 
+RowCall RowCall::kept() const {
+  auto own = std::make_shared<std::vector<c10::IValue>>(arguments_.vec());
+  for (c10::IValue& argument : *own)
+    if (argument.isTensor() || argument.isTensorList() || argument.isOptionalTensorList()) argument = at::Tensor();
+  RowCall made = *this;
+  made.own_ = std::move(own);
+  made.arguments_ = *made.own_;
+  return made;
+}
+
 int RowCall::index_of(const char* name) const { return op_.schema().argumentIndexWithName(name).value_or(-1); }
 
 std::optional<size_t> RowCall::tensor_of(const char* name) const {
@@ -137,6 +147,22 @@ at::Tensor LocalRow::positions(uint8_t factor) const {
 
 std::pair<at::Tensor, at::Tensor> LocalRow::find(uint8_t factor, const at::Tensor& places) const {
   const int64_t size = row->factors[factor].size;
+  constexpr size_t kFew = 8;
+  if (owned[factor].size() <= kFew) {
+    const at::Tensor from_front = at::where(places < 0, places + size, places);
+    const at::Tensor is_any = from_front.ge(0).logical_and(from_front.lt(size));
+    if (is_any.is_cpu() && !is_any.all().item<bool>())
+      throw ShapeError(str("a place is outside of a dim of ", size, " elements"));
+    at::Tensor here = at::zeros_like(places), is_here = at::zeros_like(places, places.options().dtype(at::kBool));
+    int64_t before = 0;
+    for (const Interval& one : owned[factor]) {
+      const at::Tensor inside = from_front.ge(one.begin).logical_and(from_front.lt(one.end));
+      here = at::where(inside, from_front - (one.begin - before), here);
+      is_here = is_here.logical_or(inside);
+      before += one.size();
+    }
+    return {here, is_here};
+  }
   const at::Tensor back = at::full({size}, -1, at::kLong);
   back.index_put_({positions(factor)}, at::arange(sizes[factor], at::kLong));
   const at::Tensor here = back.to(places.device()).index({at::where(places < 0, places + size, places)});

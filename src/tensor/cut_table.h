@@ -19,6 +19,8 @@ struct CutTensor {
   std::string parameter = {};  ///< its name; "": it is computed
   /// A parameter whose layer gives whole outputs.
   bool gathers_output = false;
+  /// A parameter, or computed from one alone: others are cut as it is.
+  bool is_parameter = false;
   /// Not cut, but a copy of other ranks' elements in place of a view: what is written into it would be lost.
   bool is_copy = false;
   /// A view of a tensor that is cut, made where no operator was seen.

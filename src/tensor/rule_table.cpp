@@ -20,8 +20,6 @@ std::vector<int64_t> PartitionCall::sizes(size_t index) const {
 namespace tensor {
 namespace {
 
-using Answer = std::optional<PartitionAnswer>;
-
 struct Registry {
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<const PartitionRule>> rules;
@@ -34,72 +32,7 @@ Registry& registry() {
   return registry;
 }
 
-size_t first_cut(const PartitionCall& call) {
-  size_t index = 0;
-  while (call.cut_dim(index) < 0) ++index;
-  return index;
-}
-
-/// The only tensor that is cut is the first argument.
-bool is_first_alone(const PartitionCall& call) {
-  for (size_t i = 1; i < call.arguments(); ++i)
-    if (call.cut_dim(i) >= 0) return false;
-  return call.cut_dim(0) >= 0;
-}
-
-/// Element by element, with broadcasting: dims are counted from the right.
-Answer each(const PartitionCall& call) {
-  const size_t lead = first_cut(call);
-  const int64_t place = call.dims(lead) - call.cut_dim(lead);
-  const int64_t size = call.sizes(lead)[static_cast<size_t>(call.cut_dim(lead))];
-  if (call.writes_first() && call.cut_dim(0) < 0) return {};
-  PartitionAnswer answer;
-  int64_t dims = 0;
-  for (size_t i = 0; i < call.arguments(); ++i) {
-    if (!call.is_tensor(i)) continue;
-    dims = std::max(dims, call.dims(i));
-    const int64_t dim = call.dims(i) - place;
-    const int64_t own = dim < 0 ? 1 : call.sizes(i)[static_cast<size_t>(dim)];
-    if (call.cut_dim(i) >= 0 && (call.cut_dim(i) != dim || own != size)) return {};
-    if (own != 1 || call.cut_dim(i) >= 0) answer.arguments[i] = dim;
-  }
-  if (!call.writes_first()) answer.results.assign(call.results(), dims - place);
-  return answer;
-}
-
-/// Over the last dims, which are not cut: weights and biases are the same for every slice.
-Answer norm(const PartitionCall& call) {
-  const int64_t normalized = static_cast<int64_t>(call.argument(1).toIntVector().size()), dim = call.cut_dim(0);
-  if (!is_first_alone(call) || dim >= call.dims(0) - normalized) return {};
-  return PartitionAnswer{.arguments = {{0, dim}}, .results = std::vector<int64_t>(call.results(), dim)};
-}
-
-Answer pad(const PartitionCall& call) {
-  const std::vector<int64_t> pad = call.argument(1).toIntVector();
-  const auto at = static_cast<size_t>(2 * (call.dims(0) - 1 - call.cut_dim(0)));
-  if (!is_first_alone(call) || (at + 1 < pad.size() && (pad[at] != 0 || pad[at + 1] != 0))) return {};
-  return PartitionAnswer{.arguments = {{0, call.cut_dim(0)}}, .results = {call.cut_dim(0)}};
-}
-
-/// By places in the last two dims.
-Answer triangle(const PartitionCall& call) {
-  const int64_t dim = call.cut_dim(0);
-  if (dim > call.dims(0) - 3) return {};
-  PartitionAnswer answer{.arguments = {{0, dim}}, .results = {}};
-  if (!call.writes_first()) answer.results = {dim};
-  return answer;
-}
-
 }  // namespace
-
-const PartitionRule* rule_of_role(OperatorRole role) {
-  static const std::map<OperatorRole, PartitionRule> rules = {{OperatorRole::kEach, each},
-                                                              {OperatorRole::kNorm, norm},
-                                                              {OperatorRole::kPad, pad},
-                                                              {OperatorRole::kTriangle, triangle}};
-  const auto found = rules.find(role);
-  return found != rules.end() ? &found->second : nullptr;
-}
 
 std::shared_ptr<const PartitionRule> RegisteredRules::operator()(const c10::OperatorHandle& op) {
   const size_t registrations = registry().registrations.load(std::memory_order_acquire);

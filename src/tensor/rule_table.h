@@ -1,16 +1,12 @@
-// The rules by which operators run on slices, found by operator.
+// The rules of programs by which operators run on slices, found by operator.
 #pragma once
 
 #include <memory>
 #include <unordered_map>
 
-#include "trireme/operators/rules.h"
 #include "trireme/tensor/partition_rule.h"
 
 namespace trireme::tensor {
-
-/// The library's own rule of a role; null: a handler of the pass has it.
-const PartitionRule* rule_of_role(OperatorRole role);
 
 /// Rules that programs have registered, without looking at names again. For one thread.
 class RegisteredRules {

@@ -47,6 +47,7 @@ void TensorParallel::add(const at::Tensor& parameter, const std::vector<TensorPa
   known.cut.ranges = std::make_shared<const Ranges>(own.shape[static_cast<size_t>(own.dim)], std::move(of_rank));
   known.parameter = name;
   known.gathers_output = gathers_output;
+  known.is_parameter = true;
   impl_->add(parameter, std::move(known));
 }
 

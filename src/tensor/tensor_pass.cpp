@@ -29,7 +29,10 @@ bool asks_gradient(const at::Tensor& tensor) { return at::GradMode::is_enabled()
 }  // namespace
 
 TensorPass::TensorPass(Group& group)
-    : group_(group), exchanges_(std::make_shared<Exchanges>(group)), scope_(InterceptScope::Watch::kWrites, this) {
+    : group_(group),
+      grid_({group.size()}),
+      exchanges_(std::make_shared<Exchanges>(group)),
+      scope_(InterceptScope::Watch::kWrites, this) {
   RankContext::of_this_thread().streams().set_slice(static_cast<uint64_t>(group.rank()) + 1);
 }
 
@@ -72,7 +75,7 @@ CutArguments TensorPass::find_arguments(const OperatorCall& call) {
           refuse(call, tensor, "writes into a copy of other ranks' elements", "write by torch.where() instead");
         return;
       }
-      found.push_back({i, tensor, std::move(known->cut), known->gathers_output});
+      found.push_back({i, tensor, std::move(known->cut), known->gathers_output, known->is_parameter});
     });
   return found;
 }
@@ -87,45 +90,17 @@ void TensorPass::run_found(OperatorCall& call, Next next, CutArguments found) {
   }
   if (call.traits.random && !value_of(call, "generator").isNone()) return run_whole(call, next, found);
   if (const auto registered = registered_(call.op)) return run_rule(call, next, found, *registered);
-  if (const OperatorRule* const rule = rules_(call.op))
-    run_known(call, next, *rule, found);
-  else
-    run_without_rule(call, next, found);
-}
-
-void TensorPass::run_known(OperatorCall& call, Next next, const OperatorRule& rule, const CutArguments& found) {
-  switch (rule.role) {
-    case OperatorRole::kNone:
-    case OperatorRole::kNew:
-      return next(call);
-    case OperatorRole::kCopy:
-      return run_copy(call, next, found);
-    case OperatorRole::kView:
-      return run_view(call, next, found);
-    case OperatorRole::kRepeat:
-      return run_repeat(call, next, found);
-    case OperatorRole::kPart:
-      return run_part(call, next, found);
-    case OperatorRole::kReduction:
-    case OperatorRole::kScan:
-      return run_along(call, next, found);
-    case OperatorRole::kCat:
-      return run_cat(call, next, found, /*is_stack=*/false);
-    case OperatorRole::kStack:
-      return run_cat(call, next, found, /*is_stack=*/true);
-    case OperatorRole::kProduct:
-      return run_product(call, next, found);
-    case OperatorRole::kLookup:
-      return run_lookup(call, next, found);
-    case OperatorRole::kAttention:
-      return run_attention(call, next, found);
-    case OperatorRole::kClassLoss:
-      return run_class_loss(call, next, found);
-    default:
-      break;
+  const OperatorRule* const rule = rules_(call.op);
+  if (rule != nullptr && rule->role == OperatorRole::kAttention) return run_attention(call, next, found);
+  if (rule != nullptr && rule->role == OperatorRole::kClassLoss) return run_class_loss(call, next, found);
+  if (rule != nullptr && rule->role == OperatorRole::kPart && !takes_wholes()) return run_part(call, next, found);
+  if (const OperatorRow* const entry = row_of(call.op)) {
+    if (!mean_wholes(call, found[0])) return run_whole(call, next, found);
+    return run_row(call, next, *entry, found);
   }
-  const PartitionRule* const own = rule_of_role(rule.role);
-  return own != nullptr ? run_rule(call, next, found, *own) : run_whole(call, next, found);
+  if (rule != nullptr && (rule->role == OperatorRole::kNone || rule->role == OperatorRole::kNew)) return next(call);
+  if (rule != nullptr) return run_whole(call, next, found);
+  run_without_rule(call, next, found);
 }
 
 void TensorPass::run_rule(OperatorCall& call, Next next, const CutArguments& found, const PartitionRule& rule) {
@@ -208,7 +183,6 @@ void TensorPass::add_answer(OperatorCall& call, Next next, const CutArgument& le
 
 /// Code of libtorch's own, of which nothing is known but that it is made of other operators, runs on wholes.
 void TensorPass::run_without_rule(OperatorCall& call, Next next, const CutArguments& found) {
-  if (call.op.schema().name() == "aten::einsum") return run_einsum(call, next, found);
   if (call.traits.composite && !call.traits.random) return run_whole(call, next, found);
   refuse(call, found[0].tensor, "is not known to tensor parallelism, and has an argument",
          "gather it first (engine.gather(tensor)), say by register_partition_rule() what its slices are, or leave the "

@@ -8,14 +8,18 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "tensor/cut_table.h"
 #include "tensor/exchanges.h"
 #include "tensor/rule_table.h"
 #include "trireme/activations/call_arguments.h"
+#include "trireme/activations/call_key.h"
+#include "trireme/activations/decide.h"
 #include "trireme/comm/group.h"
 #include "trireme/intercept.h"
+#include "trireme/operators/row.h"
 #include "trireme/operators/rules.h"
 
 namespace trireme::tensor {
@@ -26,6 +30,7 @@ struct CutArgument {
   at::Tensor tensor;
   Cut cut;
   bool gathers_output = false;
+  bool is_parameter = false;
 
   int64_t from_right() const { return tensor.dim() - cut.dim; }  ///< as broadcasting counts dims
 };
@@ -59,24 +64,35 @@ class TensorPass : public Pass {
  private:
   CutArguments find_arguments(const OperatorCall& call);
   void run_found(OperatorCall& call, Next next, CutArguments found);
-  void run_known(OperatorCall& call, Next next, const OperatorRule& rule, const CutArguments& found);
   void run_rule(OperatorCall& call, Next next, const CutArguments& found, const PartitionRule& rule);
   void run_answer(OperatorCall& call, Next next, const CutArguments& found, const PartitionAnswer& answer);
   void add_answer(OperatorCall& call, Next next, const CutArgument& lead, const PartitionAnswer& answer);
   void run_without_rule(OperatorCall& call, Next next, const CutArguments& found);
   void run_whole(OperatorCall& call, Next next, const CutArguments& found);
 
-  // along.cpp
-  void run_along(OperatorCall& call, Next next, const CutArguments& found);
-  void run_repeat(OperatorCall& call, Next next, const CutArguments& found);
-  void run_cat(OperatorCall& call, Next next, const CutArguments& found, bool is_stack);
-  void run_copy(OperatorCall& call, Next next, const CutArguments& found);
+  // by_row.cpp
+  struct Operand;
+  std::vector<Operand> operands_of(const OperatorCall& call, const CutArguments& found) const;
+  Row row_for(const OperatorCall& call, const OperatorRow& entry, const RowCall& of_wholes,
+              const std::vector<Operand>& operands, const CutArgument& lead);
+  void run_row(OperatorCall& call, Next next, const OperatorRow& entry, const CutArguments& found);
+  struct Decided;
+  CallKey key_of(const OperatorCall& call, const std::vector<Operand>& operands, bool asks_gradient) const;
+  std::shared_ptr<Decided> decided(const OperatorCall& call, const OperatorRow& entry,
+                                   const std::vector<Operand>& operands, const CutArgument& lead);
+  void decide_on(Decided& made, const OperatorCall& call, const OperatorRow& entry,
+                 const std::vector<Operand>& operands, const CutArgument& lead, bool asks_gradient);
+  at::Tensor localise(OperatorCall& call, const OperatorRow& entry, const std::vector<Operand>& operands, Decided& made,
+                      LocalCall& here);
+  at::Tensor summed_by_pieces(const OperatorCall& call, Next next, const Decision& decision);
+  void finish(OperatorCall& call, Next next, const LocalCall& here, const std::vector<Operand>& operands,
+              const Decision& decision, bool joins, const at::Tensor& added);
 
-  // views.cpp
-  void run_view(OperatorCall& call, Next next, const CutArguments& found);
+  // meant_sizes.cpp
+  bool mean_wholes(OperatorCall& call, const CutArgument& one) const;
   void run_part(OperatorCall& call, Next next, const CutArguments& found);
   struct Sized {
-    std::vector<int64_t> local;
+    std::vector<int64_t> whole;
     Cut cut;
   };
   std::optional<Sized> sized(const CutArgument& one, const std::vector<int64_t>& asked) const;
@@ -84,17 +100,10 @@ class TensorPass : public Pass {
   Interval piece_of_whole(const OperatorCall& call, const CutArgument& one, const Interval& asked);
 
   // products.cpp
-  void run_product(OperatorCall& call, Next next, const CutArguments& found);
-  void run_einsum(OperatorCall& call, Next next, const CutArguments& found);
-  void run_lookup(OperatorCall& call, Next next, const CutArguments& found);
   void run_attention(OperatorCall& call, Next next, const CutArguments& found);
   void run_class_loss(OperatorCall& call, Next next, const CutArguments& found);
-  struct Factor;
-  void run_sum(OperatorCall& call, Next next, Factor& left, Factor& right);
   at::Tensor sum_by_pieces(const at::Tensor& left, const at::Tensor& right, bool is_weight, int64_t rows,
                            const OperatorCall& call);
-  void run_columns(OperatorCall& call, Next next, Factor& left, Factor& right);
-  void run_batches(OperatorCall& call, Next next, Factor& left, Factor& right);
   at::Tensor heads_for(const OperatorCall& call, const at::Tensor& keys, const CutArgument* known,
                        const CutArgument& query, bool& is_by_query);
 
@@ -109,6 +118,11 @@ class TensorPass : public Pass {
     std::optional<Cut> cut;
   };
   Sum sum(const at::Tensor& part, const OperatorCall& call);
+  Sum join_ranks(const at::Tensor& part, const Decision::Join& join, const OperatorCall& call);
+  void note_count(const at::Tensor& sum, const Decision& decision);
+  at::Tensor term_beside(const OperatorCall& call, const at::Tensor& term, const at::Tensor& sum,
+                         const std::optional<Cut>& cut);
+  at::Tensor placed(const Operand& one, const Placement::Cuts& wanted, bool enters);
   /// `tensor`, which every rank has, for use beside slices.
   at::Tensor enter(const at::Tensor& tensor);
   template <class Make>
@@ -151,10 +165,12 @@ class TensorPass : public Pass {
   };
 
   Group& group_;
+  const AxisGrid grid_;
   const SharedExchanges exchanges_;
   std::string running_;  // the operator that is looked at
   const std::thread::id thread_ = std::this_thread::get_id();
   CutTable table_;
+  std::unordered_map<CallKey, std::shared_ptr<Decided>, CallKey::Hash> decisions_;
   OperatorRules rules_;
   RegisteredRules registered_;
   std::vector<Entered> entered_;  // the last ones

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/activations/call_arguments.h"
 #include "trireme/activations/decide.h"
 #include "trireme/activations/placement.h"
 #include "trireme/base/error.h"
@@ -198,43 +199,6 @@ inline c10::IValue nothing_for(const c10::OperatorHandle& op, size_t tensor, con
 }
 
 }  // namespace ranks_in_a_loop
-
-/// Tensors among arguments, those of lists one by one, and arguments with others in their places.
-inline std::vector<at::Tensor> tensors_among(const std::vector<c10::IValue>& arguments) {
-  std::vector<at::Tensor> tensors;
-  for (const c10::IValue& argument : arguments) {
-    if (argument.isTensor()) tensors.push_back(argument.toTensor());
-    if (argument.isTensorList())
-      for (const at::Tensor& one : argument.toTensorVector()) tensors.push_back(one);
-    if (argument.isOptionalTensorList())
-      for (const std::optional<at::Tensor>& one : argument.toOptionalTensorVector())
-        tensors.push_back(one.value_or(at::Tensor()));
-  }
-  return tensors;
-}
-
-/// Tensors among arguments, those of lists one by one, and arguments with others in their places.
-inline std::vector<c10::IValue> with_tensors(std::vector<c10::IValue> arguments,
-                                             const std::vector<at::Tensor>& tensors) {
-  size_t next = 0;
-  for (c10::IValue& argument : arguments) {
-    if (argument.isTensor()) {
-      argument = tensors[next++];
-    } else if (argument.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (size_t i = argument.toTensorVector().size(); i > 0; --i) list.push_back(tensors[next++]);
-      argument = std::move(list);
-    } else if (argument.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const std::optional<at::Tensor>& one : argument.toOptionalTensorVector()) {
-        const at::Tensor& other = tensors[next++];
-        list.push_back(one ? std::optional(other) : std::nullopt);
-      }
-      argument = std::move(list);
-    }
-  }
-  return arguments;
-}
 
 /// All tensors among results.
 inline std::vector<at::Tensor> called(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {

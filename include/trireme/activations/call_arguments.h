@@ -22,6 +22,11 @@ inline c10::IValue value_of(const OperatorCall& call, const char* name) {
   return index ? call.arguments()[static_cast<size_t>(*index)] : c10::IValue();
 }
 
+/// Tensors among arguments, those of lists one by one; undefined where a list has none.
+std::vector<at::Tensor> tensors_among(c10::ArrayRef<c10::IValue> arguments);
+/// The arguments with these tensors in their places.
+std::vector<c10::IValue> with_tensors(std::vector<c10::IValue> arguments, const std::vector<at::Tensor>& tensors);
+
 /// The dims that the operator names, of a tensor of `dims` dims; empty where it names none.
 std::vector<int64_t> named_dims(const OperatorCall& call, int64_t dims);
 

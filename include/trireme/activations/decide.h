@@ -28,8 +28,12 @@ struct Decision {
 /// Along each axis a factor is chosen, or none: then all that is cut along it becomes whole. Any choice of a factor
 /// that is not mixed gives right results; this one moves few elements. `row` outlives the decision.
 ///
+/// `leads`: by argument; factors of one with a greater number come first (a parameter's, before those of activations);
+/// empty: none leads.
+///
 /// Where an axis cuts what another one leaves, every position on that one is looked at: ranks that decided by their own
 /// sizes alone would decide differently, and the next exchange would join unlike tensors.
-Decision decide(const Row& row, const std::vector<Placement>& arguments, const AxisGrid& grid);
+Decision decide(const Row& row, const std::vector<Placement>& arguments, const AxisGrid& grid,
+                const std::vector<int>& leads = {});
 
 }  // namespace trireme

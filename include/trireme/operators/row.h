@@ -6,6 +6,7 @@
 // computes, and what it needs of others: once, for every axis. Pure: sizes and plain arguments in, a value out.
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
@@ -13,15 +14,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
 
 #include "trireme/base/tensor_part.h"
-
-namespace c10 {
-class OperatorHandle;
-}
 
 namespace trireme {
 
@@ -115,10 +113,13 @@ class RowCall {
   /// The dims that the argument of this name names, from the front, ascending; all where it names none.
   std::vector<int64_t> dims_named(const char* name, int64_t dims) const;
   const c10::OperatorHandle& op() const { return op_; }
+  /// The same call without its tensors, for as long as one likes: sizes stay.
+  RowCall kept() const;
 
  private:
-  const c10::OperatorHandle& op_;
+  c10::OperatorHandle op_;
   c10::ArrayRef<c10::IValue> arguments_;
+  std::shared_ptr<const std::vector<c10::IValue>> own_;  ///< of kept()
   std::string_view name_, overload_;
   std::vector<std::vector<int64_t>> sizes_;
   std::vector<bool> defined_, floating_;

@@ -1,4 +1,4 @@
-// Views of tensors that are cut, and parts of them.
+// What sizes and bounds mean of a C++ program, which may have read those of a part.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -21,38 +21,19 @@ bool is_one_of(const std::string& name, std::initializer_list<const char*> names
 
 int64_t wrapped(int64_t dim, int64_t dims) { return dim < 0 ? dim + dims : dim; }
 
-/// The dim that dim `cut` of `tensor` becomes by an operator that moves dims: it runs on a tensor without elements,
-/// whose dims are told apart by their sizes. -1: nobody knows.
-int64_t moved_dim(const OperatorCall& call, const at::Tensor& tensor, int64_t cut) {
-  constexpr int64_t kMark = 7919;
-  std::vector<int64_t> sizes;
-  for (int64_t dim = 0; dim < tensor.dim(); ++dim) sizes.push_back(tensor.size(dim) == 1 && dim != cut ? 1 : 2);
-  sizes[static_cast<size_t>(cut)] = kMark;
-  const WithoutInterception unseen;
-  torch::jit::Stack stack = call.arguments().vec();
-  stack[0] = at::empty(sizes, at::TensorOptions().device(at::kMeta).dtype(tensor.scalar_type()));
-  call.op.callBoxed(&stack);
-  const at::Tensor result = stack[0].toTensor();
-  int64_t found = -1;
-  for (int64_t dim = 0; dim < result.dim(); ++dim)
-    if (result.size(dim) == kMark) found = found < 0 ? dim : result.dim();
-  return found < result.dim() ? found : -1;
-}
-
 }  // namespace
 
-/// The local sizes of a view by sizes that the program gives, of the whole tensor or of this rank's slice. Nothing: the
-/// view cuts through slices.
+/// The whole's sizes of a view by sizes that the program gives, of the whole tensor or of this rank's slice. Nothing:
+/// the view cuts through slices.
 std::optional<TensorPass::Sized> TensorPass::sized(const CutArgument& one, const std::vector<int64_t>& asked) const {
   const std::vector<int64_t> from = whole_sizes_of(one);
   const int rank = group_.rank();
-  const auto local_of = [&](std::vector<int64_t> sizes, const Cut& cut) {
-    sizes[static_cast<size_t>(cut.dim)] = cut.local(rank);
-    return Sized{.local = std::move(sizes), .cut = cut};
+  const auto view_of = [&](std::vector<int64_t> sizes, const Cut& cut) {
+    return Sized{.whole = std::move(sizes), .cut = cut};
   };
   std::optional<Sized> of_whole, of_local;
   if (const auto sizes = resolved_sizes(asked, product_of(from)))
-    if (const auto cut = cut_of_view(from, one.cut, *sizes)) of_whole = local_of(*sizes, *cut);
+    if (const auto cut = cut_of_view(from, one.cut, *sizes)) of_whole = view_of(*sizes, *cut);
   if (takes_wholes()) return of_whole;
   // A dim of its own is meant rather than one that others went into, and one that stays in its place.
   const auto comes_before = [&](const Cut& a, const Cut& b) {
@@ -66,115 +47,43 @@ std::optional<TensorPass::Sized> TensorPass::sized(const CutArgument& one, const
       whole[dim] = whole[dim] * product_of(from) / one.tensor.numel();
       const auto cut = cut_of_view(from, one.cut, whole);
       const bool is_it = cut && cut->dim == static_cast<int64_t>(dim) && cut->local(rank) == (*sizes)[dim];
-      if (is_it && (!of_local || comes_before(*cut, of_local->cut))) of_local = local_of(std::move(whole), *cut);
+      if (is_it && (!of_local || comes_before(*cut, of_local->cut))) of_local = view_of(std::move(whole), *cut);
     }
   if (!of_whole || !of_local) return of_whole ? of_whole : of_local;
   const bool is_same = of_whole->cut.dim == of_local->cut.dim && of_whole->cut.has_same_ranges(of_local->cut);
   return is_same || !comes_before(of_local->cut, of_whole->cut) ? of_whole : of_local;
 }
 
-void TensorPass::run_view(OperatorCall& call, Next next, const CutArguments& found) {
+/// Sizes among the arguments become the whole's; false: they are of no view that stays cut.
+bool TensorPass::mean_wholes(OperatorCall& call, const CutArgument& one) const {
   const std::string& name = call.op.schema().name();
-  const auto arguments = call.arguments();
-  const bool of_other = is_one_of(name, {"view_as", "reshape_as", "expand_as"});
-  if (found[0].index != 0) {  // a whole tensor of another one's sizes
-    const std::vector<int64_t> sizes = whole_sizes_of(found[0]);
-    const at::Tensor tensor = arguments[0].toTensor();
-    const bool expands = name == "aten::expand_as";
-    return give(call, {next.run(call, [&] { return expands ? tensor.expand(sizes) : tensor.reshape(sizes); })});
-  }
-  const CutArgument one = found[0];
-  const auto same_dim = [&](const at::Tensor&) { return one.cut.dim; };
-  if (is_one_of(name, {"detach", "detach_", "alias", "lift_fresh", "conj", "_conj", "_neg_view"})) {
-    next(call);
-    return add_results(call, one.cut, same_dim);
-  }
-  if (name == "aten::view" && arguments[1].isInt()) {  // of another dtype
-    if (one.from_right() == 1) return run_whole(call, next, found);
-    next(call);
-    return add_results(call, one.cut, same_dim);
-  }
-  if (writes_first(call)) refuse(call, one.tensor, "changes the sizes in place of", "use the operator without _");
-  const std::vector<int64_t> from = whole_sizes_of(one);
+  if (takes_wholes() || one.index != 0 || call.traits.arguments < 2) return true;
   const int64_t dims = one.tensor.dim();
-  std::optional<std::vector<int64_t>> asked;
-  if (of_other)
-    asked = found.size() > 1 ? whole_sizes_of(found[1]) : arguments[1].toTensor().sizes().vec();
-  else if (is_one_of(name, {"view", "reshape", "_unsafe_view", "_reshape_alias", "expand", "broadcast_to"}))
-    asked = arguments[1].toIntVector();
-  else if (name == "aten::ravel")
-    asked = {-1};
-  if (is_one_of(name, {"expand", "expand_as", "broadcast_to"})) {
-    std::vector<int64_t> sizes = *asked;
+  if (is_one_of(name, {"view", "reshape", "_unsafe_view"}) && argument(call, 1).isIntList()) {
+    const auto made = sized(one, argument(call, 1).toIntVector());
+    if (made) argument(call, 1) = made->whole;
+    return made.has_value();
+  }
+  if (is_one_of(name, {"expand", "broadcast_to"})) {
+    std::vector<int64_t> sizes = argument(call, 1).toIntVector();
     const int64_t at = one.cut.dim + static_cast<int64_t>(sizes.size()) - dims;
-    if (at < 0) return run_whole(call, next, found);
-    int64_t& size = sizes[static_cast<size_t>(at)];
-    const bool is_known =
-        size == -1 || size == one.cut.whole() || (!takes_wholes() && size == one.tensor.size(one.cut.dim));
-    if (!is_known) return run_whole(call, next, found);
-    size = one.tensor.size(one.cut.dim);
-    const at::Tensor result = next.run(call, [&] { return one.tensor.expand(sizes); });
-    add_cut(result, cut_along(one.cut, at));
-    return give(call, {result});
+    if (at >= 0 && sizes[at] == one.tensor.size(one.cut.dim)) sizes[at] = one.cut.whole();
+    argument(call, 1) = std::move(sizes);
   }
-  if (name == "aten::flatten") {
-    const int64_t begin = wrapped(arguments[1].toInt(), dims), end = wrapped(arguments[2].toInt(), dims);
-    std::vector<int64_t> sizes(from.begin(), from.begin() + begin);
-    sizes.push_back(
-        product_of(at::IntArrayRef(from).slice(static_cast<size_t>(begin), static_cast<size_t>(end - begin + 1))));
-    sizes.insert(sizes.end(), from.begin() + end + 1, from.end());
-    asked = std::move(sizes);
+  if (name == "aten::unflatten" && argument(call, 1).isInt()) {
+    const int64_t at = wrapped(argument(call, 1).toInt(), dims);
+    const std::vector<int64_t> into = argument(call, 2).toIntVector();
+    if (at != one.cut.dim || product_of(into) == one.cut.whole()) return true;
+    std::vector<int64_t> sizes = one.tensor.sizes().vec();
+    sizes.erase(sizes.begin() + at);
+    sizes.insert(sizes.begin() + at, into.begin(), into.end());
+    const auto made = sized(one, sizes);
+    if (made)
+      argument(call, 2) =
+          std::vector<int64_t>(made->whole.begin() + at, made->whole.begin() + at + static_cast<int64_t>(into.size()));
+    return made.has_value();
   }
-  if (name == "aten::unflatten") {
-    const auto at = static_cast<size_t>(wrapped(arguments[1].toInt(), dims));
-    std::vector<int64_t> into = arguments[2].toIntVector(), sizes = from;
-    if (static_cast<int64_t>(at) == one.cut.dim && !takes_wholes()) sizes = one.tensor.sizes().vec();
-    const auto open = std::find(into.begin(), into.end(), -1);
-    // One size is open: so it may be in the sizes of all dims.
-    if (open == into.end() && static_cast<int64_t>(at) == one.cut.dim && product_of(into) == one.cut.whole())
-      sizes = from;
-    sizes.erase(sizes.begin() + static_cast<int64_t>(at));
-    sizes.insert(sizes.begin() + static_cast<int64_t>(at), into.begin(), into.end());
-    asked = std::move(sizes);
-  }
-  if (asked) {
-    const auto made = sized(one, *asked);
-    if (!made) return run_whole(call, next, found);
-    const bool copies = name != "aten::view";
-    const at::Tensor result =
-        next.run(call, [&] { return copies ? one.tensor.reshape(made->local) : one.tensor.view(made->local); });
-    add_cut(result, made->cut);
-    return give(call, {result});
-  }
-  if (name == "aten::squeeze" && one.tensor.size(one.cut.dim) == 1) {  // of a slice of one element
-    std::vector<int64_t> asked_dims = named_dims(call, dims), squeezed;
-    if (call.traits.arguments == 1)
-      for (int64_t dim = 0; dim < dims; ++dim) asked_dims.push_back(dim);
-    for (const int64_t dim : asked_dims)
-      if (dim != one.cut.dim && one.tensor.size(dim) == 1) squeezed.push_back(dim);
-    const int64_t before =
-        std::count_if(squeezed.begin(), squeezed.end(), [&](int64_t dim) { return dim < one.cut.dim; });
-    const at::Tensor result =
-        next.run(call, [&] { return squeezed.empty() ? one.tensor.alias() : one.tensor.squeeze(squeezed); });
-    add_cut(result, cut_along(one.cut, one.cut.dim - before));
-    return give(call, {result});
-  }
-  int64_t dim = -1;
-  if (is_one_of(name, {"transpose", "swapaxes", "swapdims"})) {
-    const int64_t a = wrapped(arguments[1].toInt(), dims), b = wrapped(arguments[2].toInt(), dims);
-    dim = one.cut.dim == a ? b : one.cut.dim == b ? a : one.cut.dim;
-  } else if (name == "aten::t" || name == "aten::numpy_T") {
-    dim = dims - 1 - one.cut.dim;
-  } else if (name == "aten::unsqueeze") {
-    dim = one.cut.dim + (wrapped(arguments[1].toInt(), dims + 1) <= one.cut.dim ? 1 : 0);
-  } else if (name == "aten::view_as_real" || name == "aten::view_as_complex") {
-    dim = one.from_right() == 1 && name == "aten::view_as_complex" ? -1 : one.cut.dim;
-  } else {
-    dim = moved_dim(call, one.tensor, one.cut.dim);
-  }
-  if (dim < 0) return run_whole(call, next, found);
-  next(call);
-  add_results(call, one.cut, [&](const at::Tensor&) { return dim; });
+  return true;
 }
 
 /// The stretches of the dim that a part operator along it asks for, in order. Nothing: they are not to be had of
