@@ -52,6 +52,12 @@ int64_t piece_rows_of(const at::Tensor& left, const at::Tensor& right, bool is_w
   return pieces < 2 ? 0 : (rows + pieces - 1) / pieces;
 }
 
+/// Attention draws, too, and its schema does not say so.
+bool has_dropout(const OperatorCall& call) {
+  const c10::IValue share = value_of(call, "dropout_p");
+  return share.isDouble() && share.toDouble() > 0;
+}
+
 /// The argument that is added behind a sum, left out before it.
 c10::IValue nothing_for(const c10::Argument& argument, const at::Tensor& term) {
   if (argument.type()->kind() == c10::TypeKind::OptionalType) return {};
@@ -60,39 +66,40 @@ c10::IValue nothing_for(const c10::Argument& argument, const at::Tensor& term) {
 
 }  // namespace
 
-/// By tensor among the arguments.
-struct TensorPass::Operand {
-  size_t index;  ///< of the argument
-  at::Tensor tensor;
-  const CutArgument* found = nullptr;
-  bool is_written = false;
-};
-
-std::vector<TensorPass::Operand> TensorPass::operands_of(const OperatorCall& call, const CutArguments& found) const {
-  std::vector<Operand> operands;
-  for (size_t i = 0; i < call.traits.arguments; ++i)
-    for (const at::Tensor& tensor : tensors_among(call.arguments().slice(i, 1))) {
-      const auto known = std::ranges::find_if(
-          found, [&](const CutArgument& one) { return one.index == i && one.tensor.is_same(tensor); });
-      operands.push_back({.index = i,
-                          .tensor = tensor,
-                          .found = known != found.end() ? &*known : nullptr,
-                          .is_written = i < 64 && (call.traits.written >> i & 1) != 0});
-    }
+TensorPass::Operands TensorPass::operands_of(const OperatorCall& call, const CutArguments& found) const {
+  Operands operands;
+  auto known = found.begin();  // in the order of the arguments
+  for (size_t i = 0; i < call.traits.arguments; ++i) {
+    const bool is_written = i < 64 && (call.traits.written >> i & 1) != 0;
+    const auto add = [&](const at::Tensor& tensor) {
+      const bool is_found = known != found.end() && known->index == i && known->tensor.is_same(tensor);
+      operands.push_back({i, tensor, is_found ? &*known : nullptr, is_written});
+      if (is_found) ++known;
+    };
+    const c10::IValue& value = call.arguments()[i];
+    if (value.isTensor())
+      add(value.toTensor());
+    else if (value.isTensorList() || value.isOptionalTensorList())
+      for (const at::Tensor& tensor : tensors_among(call.arguments().slice(i, 1))) add(tensor);
+  }
   return operands;
 }
 
-/// The row, of which every argument has the sizes that the row says. Refuses a call that joins unlike ones.
-Row TensorPass::row_for(const OperatorCall& call, const OperatorRow& entry, const RowCall& of_wholes,
-                        const std::vector<Operand>& operands, const CutArgument& lead) {
-  Row row = entry.row(of_wholes);
-  for (size_t i = row.arguments.size(); i < operands.size(); ++i) {
-    row.arguments.emplace_back();
-    for (const int64_t size : of_wholes.sizes(i)) row.arguments[i].push_back(row.dim(size, FactorKind::kWhole));
+/// The row, of which every argument has the sizes that the row says; nothing: the operator runs on whole tensors.
+/// Refuses a call that joins unlike ones.
+std::optional<Row> TensorPass::row_for(const OperatorCall& call, const Meaning& meaning, const RowCall& of_wholes,
+                                       const Operands& operands, const CutArgument& lead) {
+  std::optional<Row> row = meaning.entry != nullptr
+                               ? meaning.entry->row(of_wholes)
+                               : registered_row(call, *meaning.registered, of_wholes, operands, lead);
+  if (!row) return row;
+  for (size_t i = row->arguments.size(); i < operands.size(); ++i) {
+    row->arguments.emplace_back();
+    for (const int64_t size : of_wholes.sizes(i)) row->arguments[i].push_back(row->dim(size, FactorKind::kWhole));
   }
   for (size_t i = 0; i < operands.size(); ++i) {
     const at::IntArrayRef sizes = of_wholes.sizes(i);
-    const std::vector<int64_t> of_row = row.sizes_of(row.arguments[i]);
+    const std::vector<int64_t> of_row = row->sizes_of(row->arguments[i]);
     for (size_t dim = 0; of_row.size() == sizes.size() && dim < sizes.size(); ++dim) {
       if (of_row[dim] == sizes[dim]) continue;
       refuse(call, lead.tensor,
@@ -104,6 +111,59 @@ Row TensorPass::row_for(const OperatorCall& call, const OperatorRow& entry, cons
   return row;
 }
 
+/// The answer of a program's rule, as a row with one factor; nothing: it has none, or the cut tensor is in a list.
+std::optional<Row> TensorPass::registered_row(const OperatorCall& call, const PartitionRule& rule,
+                                              const RowCall& of_wholes, const Operands& operands,
+                                              const CutArgument& lead) {
+  std::vector<PartitionCall::Cut> cuts(call.traits.arguments);
+  for (const Operand& one : operands) {
+    if (one.found == nullptr) continue;
+    if (!call.arguments()[one.index].isTensor()) return std::nullopt;
+    cuts[one.index] = {.dim = one.found->cut.dim, .size = one.found->cut.whole()};
+  }
+  const std::optional<PartitionAnswer> answer = rule(PartitionCall(call, cuts));
+  if (!answer) return std::nullopt;
+  const auto dim_of = [&](const Operand& one) {
+    const auto named = answer->arguments.find(one.index);
+    return named != answer->arguments.end() ? named->second : -1;
+  };
+  const auto led = std::ranges::find_if(
+      operands, [&](const Operand& one) { return one.found != nullptr && dim_of(one) == one.found->cut.dim; });
+  const bool overwrites = writes_first(call);
+  if (led == operands.end() || (overwrites && led->index != 0))
+    refuse(call, lead.tensor, "has a rule that does not name the dim which is cut",
+           "name it in PartitionAnswer::arguments");
+  const bool sums = std::ranges::count(answer->results, kSumOfRanks) > 0;
+  Row row;
+  const uint8_t cut = row.add(led->found->cut.whole(), sums ? FactorKind::kSum : FactorKind::kEach);
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const int64_t dim = dim_of(operands[i]);
+    if (dim >= of_wholes.dims(i))
+      refuse(call, lead.tensor, str("has a rule that names dim ", dim, " of ", operands[i].tensor.sizes()),
+             "name a dim that there is");
+    row.arguments.emplace_back();
+    for (int64_t d = 0; d < of_wholes.dims(i); ++d)
+      row.arguments[i].push_back(d == dim ? DimFactors{cut} : row.dim(of_wholes.sizes(i)[d], FactorKind::kWhole));
+  }
+  if (overwrites) {
+    row.results = {row.arguments[0]};
+    return row;
+  }
+  const size_t count = call.op.schema().returns().size();
+  if (answer->results.size() != count)
+    refuse_results(call, lead.tensor, str(count, count == 1 ? " result" : " results"));
+  for (const int64_t dim : answer->results) {  // sizes of other dims are the operator's
+    row.results.emplace_back(std::max<int64_t>(dim, 0));
+    if (dim >= 0) row.results.back().push_back({cut});
+  }
+  return row;
+}
+
+void TensorPass::refuse_results(const OperatorCall& call, const at::Tensor& lead, const std::string& what) {
+  refuse(call, lead, str("gives ", what, ", which its rule does not say"),
+         "name the dim in which each result is cut in PartitionAnswer::results");
+}
+
 /// What is decided of a call, alike for all that differ in their tensors' values alone.
 struct TensorPass::Decided {
   enum class Way : uint8_t { kByRow, kWhole, kNewSizes };
@@ -111,14 +171,16 @@ struct TensorPass::Decided {
   Decision decision = {};
   std::optional<RowCall> of_wholes = {};
   Way way = Way::kByRow;
+  size_t lead = 0;         ///< the first operand that is cut
   int term = -1;           ///< the operand that is left out and added behind the join
   bool has_moves = false;  ///< an operand has to be exchanged, or entered
   bool is_known = false;   ///< `plain` is: arguments that are no tensors mean the same in each such call
   std::vector<std::pair<size_t, c10::IValue>> plain = {};  ///< arguments that mean something else here
-  std::vector<std::shared_ptr<const Ranges>> kept = {};    ///< what the key names by address
+  std::vector<std::shared_ptr<const Ranges>> kept = {};    ///< what the key names by address; so the next one
+  std::shared_ptr<const PartitionRule> registered = {};
 };
 
-CallKey TensorPass::key_of(const OperatorCall& call, const std::vector<Operand>& operands, bool asks_gradient) const {
+CallKey TensorPass::key_of(const OperatorCall& call, const Operands& operands, bool asks_gradient) const {
   CallKey key(call);
   key.add(asks_gradient ? 1 : 0);
   for (const Operand& one : operands) {
@@ -131,25 +193,26 @@ CallKey TensorPass::key_of(const OperatorCall& call, const std::vector<Operand>&
   return key;
 }
 
-std::shared_ptr<TensorPass::Decided> TensorPass::decided(const OperatorCall& call, const OperatorRow& entry,
-                                                         const std::vector<Operand>& operands,
-                                                         const CutArgument& lead) {
+std::shared_ptr<TensorPass::Decided> TensorPass::decided(const OperatorCall& call, const Meaning& meaning,
+                                                         const Operands& operands, const CutArgument& lead) {
   constexpr size_t kMostDecisions = 4096;
   const bool asks_gradient = at::GradMode::is_enabled() && std::ranges::any_of(operands, [](const Operand& one) {
                                return one.tensor.defined() && one.tensor.requires_grad();
                              });
   CallKey key = key_of(call, operands, asks_gradient);
+  key.add(meaning.registered.get());
   if (key.is_complete())
     if (const auto found = decisions_.find(key); found != decisions_.end()) return found->second;
   auto made = std::make_shared<Decided>();
-  decide_on(*made, call, entry, operands, lead, asks_gradient);
+  made->registered = meaning.registered;
+  decide_on(*made, call, meaning, operands, lead, asks_gradient);
   if (!key.is_complete()) return made;
   if (decisions_.size() >= kMostDecisions) decisions_.clear();
   return decisions_.emplace(std::move(key), std::move(made)).first->second;
 }
 
-void TensorPass::decide_on(Decided& made, const OperatorCall& call, const OperatorRow& entry,
-                           const std::vector<Operand>& operands, const CutArgument& lead, bool asks_gradient) {
+void TensorPass::decide_on(Decided& made, const OperatorCall& call, const Meaning& meaning, const Operands& operands,
+                           const CutArgument& lead, bool asks_gradient) {
   std::vector<std::vector<int64_t>> sizes;
   std::vector<Placement> placements;
   std::vector<int> leads;
@@ -166,7 +229,12 @@ void TensorPass::decide_on(Decided& made, const OperatorCall& call, const Operat
                                                                       : 0);
   }
   made.of_wholes.emplace(RowCall(call.op, call.arguments(), std::move(sizes)).kept());
-  made.row = row_for(call, entry, *made.of_wholes, operands, lead);
+  const std::optional<Row> row = row_for(call, meaning, *made.of_wholes, operands, lead);
+  if (!row) {
+    made.way = Decided::Way::kWhole;
+    return;
+  }
+  made.row = *row;
   made.decision = decide(made.row, placements, grid_, leads);
   const Decision& decision = made.decision;
   const bool needs_counts = asks_gradient && std::ranges::any_of(decision.joins, [](const Decision::Join& join) {
@@ -181,16 +249,18 @@ void TensorPass::decide_on(Decided& made, const OperatorCall& call, const Operat
              made.row.sizes_of(made.row.results[0]) != made.row.sizes_of(made.row.arguments[i]))
       made.way = Decided::Way::kNewSizes;
   }
+  made.lead =
+      std::ranges::find_if(operands, [](const Operand& one) { return one.found != nullptr; }) - operands.begin();
   made.term = decision.joins.empty() ? -1 : made.row.term;
   for (size_t i = 0; i < operands.size(); ++i)
     made.has_moves = made.has_moves || !(decision.arguments[i] == placements[i]) ||
                      (operands[i].tensor.defined() && !decision.arguments[i].is_cut_along(kAxis));
 }
 
-void TensorPass::run_row(OperatorCall& call, Next next, const OperatorRow& entry, const CutArguments& found) {
-  const std::vector<Operand> operands = operands_of(call, found);
+void TensorPass::run_row(OperatorCall& call, Next next, const Meaning& meaning, const CutArguments& found) {
+  const Operands operands = operands_of(call, found);
   // The decision is kept while the operator runs, which may run others.
-  const std::shared_ptr<Decided> made = decided(call, entry, operands, found[0]);
+  const std::shared_ptr<Decided> made = decided(call, meaning, operands, found[0]);
   if (made->way == Decided::Way::kWhole) return run_whole(call, next, found);
   if (made->way == Decided::Way::kNewSizes)
     refuse(call, found[0].tensor, "changes the sizes in place of", "use the operator without _");
@@ -199,9 +269,9 @@ void TensorPass::run_row(OperatorCall& call, Next next, const OperatorRow& entry
   if (!made->has_moves && made->is_known) {
     for (const auto& [index, value] : made->plain) argument(call, index) = value;
   } else {
-    next.run(call, [&] { added = localise(call, entry, operands, *made, here); });
+    next.run(call, [&] { added = localise(call, meaning, operands, *made, here); });
   }
-  if (call.traits.random) call.stream = RandomStream::kSlice;
+  if (call.traits.random || has_dropout(call)) call.stream = RandomStream::kSlice;
   bool is_summed = false;
   if (const at::Tensor sum = summed_by_pieces(call, next, made->decision); sum.defined()) {
     is_summed = true;
@@ -216,12 +286,12 @@ void TensorPass::run_row(OperatorCall& call, Next next, const OperatorRow& entry
   } else {
     next(call);
   }
-  finish(call, next, here, operands, made->decision, !is_summed, added);
+  finish(call, next, here, operands, *made, !is_summed, added);
 }
 
 /// The arguments become this rank's. The term that is to be added behind a sum, if there is one.
-at::Tensor TensorPass::localise(OperatorCall& call, const OperatorRow& entry, const std::vector<Operand>& operands,
-                                Decided& made, LocalCall& here) {
+at::Tensor TensorPass::localise(OperatorCall& call, const Meaning& meaning, const Operands& operands, Decided& made,
+                                LocalCall& here) {
   const Decision& decision = made.decision;
   std::vector<at::Tensor> tensors;
   for (size_t i = 0; i < operands.size(); ++i) {
@@ -237,7 +307,8 @@ at::Tensor TensorPass::localise(OperatorCall& call, const OperatorRow& entry, co
     here.arguments[index] = nothing_for(call.op.schema().arguments()[index], added);
   }
   const std::vector<c10::IValue> before = here.arguments;
-  if (entry.localise != nullptr) entry.localise(*made.of_wholes, decision.local[group_.rank()], here);
+  if (meaning.entry != nullptr && meaning.entry->localise != nullptr)
+    meaning.entry->localise(*made.of_wholes, decision.local[group_.rank()], here);
   made.is_known = !here.run && !here.mend && made.term < 0;
   made.plain.clear();
   for (size_t i = 0; i < before.size(); ++i) {
@@ -265,13 +336,21 @@ at::Tensor TensorPass::summed_by_pieces(const OperatorCall& call, Next next, con
 }
 
 /// This rank's results become those of the call: joined over ranks, and known as parts.
-void TensorPass::finish(OperatorCall& call, Next next, const LocalCall& here, const std::vector<Operand>& operands,
-                        const Decision& decision, bool joins, const at::Tensor& added) {
+void TensorPass::finish(OperatorCall& call, Next next, const LocalCall& here, const Operands& operands,
+                        const Decided& made, bool joins, const at::Tensor& added) {
+  const Decision& decision = made.decision;
+  const at::Tensor& lead = operands[made.lead].tensor;
   std::vector<at::Tensor> results = tensors_among(call.results());
-  std::vector<std::optional<Cut>> cuts(results.size());
+  const bool is_registered = made.registered != nullptr;
+  if (is_registered && results.size() != call.results().size()) refuse_results(call, lead, "no tensor");
+  c10::SmallVector<std::optional<Cut>, 2> cuts(results.size());
   for (size_t i = 0; i < results.size(); ++i) {
     const size_t of_row = std::min(i, decision.results.size() - 1);
     if (const Placement::Cuts& own = decision.results[of_row].at(group_.rank()); !own.empty()) cuts[i] = own.front();
+    if (!is_registered || !cuts[i] || !results[i].defined()) continue;
+    const int64_t dim = cuts[i]->dim;
+    if (dim >= results[i].dim() || results[i].size(dim) != cuts[i]->local(group_.rank()))
+      refuse_results(call, lead, str(results[i].sizes()));
   }
   const bool gathers_output = operands.size() > 1 && std::ranges::any_of(operands, [](const Operand& one) {
                                 return one.found != nullptr && one.found->gathers_output;
@@ -282,10 +361,10 @@ void TensorPass::finish(OperatorCall& call, Next next, const LocalCall& here, co
       for (size_t i = 0; i < results.size(); ++i) {
         if (!results[i].defined()) continue;
         for (const Decision::Join& join : decision.joins) {
-          if (!joins) break;
-          Sum made = join_ranks(results[i], join, call);
-          results[i] = made.tensor;
-          if (made.cut) cuts[i] = made.cut;
+          if (!joins || cuts[i]) break;
+          Sum sum = join_ranks(results[i], join, call);
+          results[i] = sum.tensor;
+          if (sum.cut) cuts[i] = sum.cut;
         }
         if (added.defined()) results[i] = results[i] + term_beside(call, added, results[i], cuts[i]);
         if (gathers_output && cuts[i]) {
@@ -295,8 +374,8 @@ void TensorPass::finish(OperatorCall& call, Next next, const LocalCall& here, co
       }
     });
     const size_t count = call.op.schema().returns().size();
-    const std::vector<c10::IValue> made = with_tensors(call.results().vec(), results);
-    for (size_t i = 0; i < count; ++i) call.stack[call.stack.size() - count + i] = made[i];
+    const std::vector<c10::IValue> joined = with_tensors(call.results().vec(), results);
+    for (size_t i = 0; i < count; ++i) call.stack[call.stack.size() - count + i] = joined[i];
   }
   if (operands.size() == 1 && !takes_wholes()) note_count(results[0], decision);
   const bool is_of_parameter = operands.size() == 1 && operands[0].found->is_parameter;

@@ -21,7 +21,7 @@ namespace trireme::tensor {
 
 namespace {
 
-enum : size_t { kQuery, kKey, kValue, kMask, kDropout, kIsCausal, kScale, kEnableGqa };
+enum : size_t { kQuery, kKey, kValue, kEnableGqa = 7 };
 
 const CutArgument* find_in(const CutArguments& found, size_t index) {
   const auto known =
@@ -49,25 +49,15 @@ at::Tensor TensorPass::sum_by_pieces(const at::Tensor& left, const at::Tensor& r
 
 // --- attention ---
 
-/// The heads of keys or values that this rank's queries attend with; `is_by_query`: one for each query head.
-at::Tensor TensorPass::heads_for(const OperatorCall& call, const at::Tensor& keys, const CutArgument* known,
-                                 const CutArgument& query, bool& is_by_query) {
-  is_by_query = true;
-  const int64_t place = query.from_right();
-  if (keys.dim() < place) return enter(keys);
-  const int64_t dim = keys.dim() - place;
+/// The heads of keys or values that this rank's queries attend with, one for each query head.
+at::Tensor TensorPass::heads_by_query(const OperatorCall& call, const at::Tensor& keys, const CutArgument* known,
+                                      const CutArgument& query) {
+  const int64_t dim = keys.dim() - query.from_right();
   const int64_t heads = known != nullptr ? known->cut.whole() : keys.size(dim);
-  if (heads == 1 && known == nullptr && query.cut.whole() != 1 && place != 3) return enter(keys);
-  if (heads == query.cut.whole())
-    return known != nullptr ? recut(*known, cut_along(query.cut, dim)) : take(keys, cut_along(query.cut, dim));
   const int64_t group = query.cut.whole() / heads;
   if (query.cut.outer != 1 || query.cut.whole() % heads != 0 || (known != nullptr && known->cut.outer != 1))
     refuse(call, query.tensor, str("attends with ", keys.sizes(), ", whose heads do not fit a part"),
            "let heads be a dim of their own");
-  if (known != nullptr && known->cut.ranges->times(group) == *query.cut.ranges) {
-    is_by_query = false;
-    return keys;
-  }
   const CutArgument whole_keys{.index = 0, .tensor = keys, .cut = known != nullptr ? known->cut : Cut{}};
   // Whether every rank has the heads that it needs is the same on all ranks.
   bool has_all = known != nullptr;
@@ -83,34 +73,33 @@ at::Tensor TensorPass::heads_for(const OperatorCall& call, const at::Tensor& key
   return all.index_select(dim, at::tensor(places, at::TensorOptions().dtype(at::kLong).device(keys.device())));
 }
 
-void TensorPass::run_attention(OperatorCall& call, Next next, const CutArguments& found) {
-  const CutArgument* const query = find_in(found, kQuery);
-  if (query == nullptr || query->from_right() < 3) return run_whole(call, next, found);
-  const int64_t place = query->from_right();
-  for (const CutArgument& one : found)
-    if (one.from_right() != place) return run_whole(call, next, found);
-  bool key_by_query = true, value_by_query = true;
-  const CutArgument lead = *query;
-  const at::Tensor key = call.arguments()[kKey].toTensor(), value = call.arguments()[kValue].toTensor();
-  at::Tensor keys, values;
-  next.run(call, [&] {
-    keys = heads_for(call, key, find_in(found, kKey), lead, key_by_query);
-    values = heads_for(call, value, find_in(found, kValue), lead, value_by_query);
-  });
-  if (key_by_query != value_by_query) return run_whole(call, next, found);
-  argument(call, kKey) = keys;
-  argument(call, kValue) = values;
-  if (key_by_query) argument(call, kEnableGqa) = false;
-  if (call.arguments()[kMask].isTensor() && call.arguments()[kMask].toTensor().defined()) {
-    const at::Tensor mask = call.arguments()[kMask].toTensor();
-    const CutArgument* const known = find_in(found, kMask);
-    replace(call, next, kMask, [&] {
-      return known != nullptr ? recut(*known, cut_along(lead.cut, known->cut.dim)) : beside(call, mask, place, lead);
-    });
+/// Keys and values get the heads of this rank's queries where ranks share some; false: they do not fit.
+bool TensorPass::fit_heads(OperatorCall& call, Next next, CutArguments& found) {
+  const CutArgument* const known_query = find_in(found, kQuery);
+  if (known_query == nullptr || known_query->from_right() != 3) return true;
+  const CutArgument query = *known_query;
+  const auto is_fit = [&](size_t index) {
+    const at::Tensor keys = call.arguments()[index].toTensor();
+    const CutArgument* const known = find_in(found, index);
+    if (known != nullptr && known->from_right() != query.from_right()) return true;
+    if (keys.dim() < 3) return true;
+    const int64_t heads = known != nullptr ? known->cut.whole() : keys.size(-3);
+    if (heads == query.cut.whole()) return true;
+    return known != nullptr && known->cut.ranges->times(query.cut.whole() / heads) == *query.cut.ranges;
+  };
+  const bool keys_fit = is_fit(kKey), values_fit = is_fit(kValue);
+  if (keys_fit || values_fit) return keys_fit && values_fit;
+  for (const size_t index : {kKey, kValue}) {
+    const CutArgument* const known = find_in(found, index);
+    const at::Tensor keys = call.arguments()[index].toTensor();
+    const at::Tensor own = next.run(call, [&] { return heads_by_query(call, keys, known, query); });
+    std::erase_if(found, [index](const CutArgument& one) { return one.index == index; });
+    found.push_back({index, own, cut_along(query.cut, own.dim() - query.from_right())});
+    std::ranges::sort(found, {}, &CutArgument::index);
+    argument(call, index) = own;
   }
-  if (call.arguments()[kDropout].toDouble() > 0) call.stream = RandomStream::kSlice;
-  next(call);
-  add_results(call, lead.cut, [&](const at::Tensor&) { return lead.cut.dim; });
+  argument(call, kEnableGqa) = false;
+  return true;
 }
 
 /// Logits of which each rank has the columns of some classes stay so. Means leave ignored targets out.

@@ -89,96 +89,19 @@ void TensorPass::run_found(OperatorCall& call, Next next, CutArguments found) {
     argument(call, one.index) = one.tensor;
   }
   if (call.traits.random && !value_of(call, "generator").isNone()) return run_whole(call, next, found);
-  if (const auto registered = registered_(call.op)) return run_rule(call, next, found, *registered);
+  if (auto registered = registered_(call.op)) return run_row(call, next, {.registered = std::move(registered)}, found);
   const OperatorRule* const rule = rules_(call.op);
-  if (rule != nullptr && rule->role == OperatorRole::kAttention) return run_attention(call, next, found);
+  if (rule != nullptr && rule->role == OperatorRole::kAttention && !fit_heads(call, next, found))
+    return run_whole(call, next, found);
   if (rule != nullptr && rule->role == OperatorRole::kClassLoss) return run_class_loss(call, next, found);
   if (rule != nullptr && rule->role == OperatorRole::kPart && !takes_wholes()) return run_part(call, next, found);
-  if (const OperatorRow* const entry = row_of(call.op)) {
+  if (const OperatorRow* const entry = rows_(call.op)) {
     if (!mean_wholes(call, found[0])) return run_whole(call, next, found);
-    return run_row(call, next, *entry, found);
+    return run_row(call, next, {.entry = entry}, found);
   }
   if (rule != nullptr && (rule->role == OperatorRole::kNone || rule->role == OperatorRole::kNew)) return next(call);
   if (rule != nullptr) return run_whole(call, next, found);
   run_without_rule(call, next, found);
-}
-
-void TensorPass::run_rule(OperatorCall& call, Next next, const CutArguments& found, const PartitionRule& rule) {
-  std::vector<PartitionCall::Cut> cuts(call.traits.arguments);
-  for (const CutArgument& one : found) {
-    if (!call.arguments()[one.index].isTensor()) return run_whole(call, next, found);  // of a list
-    cuts[one.index] = {.dim = one.cut.dim, .size = one.cut.whole()};
-  }
-  const std::optional<PartitionAnswer> answer = rule(PartitionCall(call, cuts));
-  if (!answer) return run_whole(call, next, found);
-  run_answer(call, next, found, *answer);
-}
-
-/// On slices along the dims that `answer` names.
-void TensorPass::run_answer(OperatorCall& call, Next next, const CutArguments& found, const PartitionAnswer& answer) {
-  const auto dim_of = [&](size_t index) {
-    const auto named = answer.arguments.find(index);
-    return named != answer.arguments.end() ? named->second : -1;
-  };
-  const auto led = std::find_if(found.begin(), found.end(),
-                                [&](const CutArgument& one) { return dim_of(one.index) == one.cut.dim; });
-  const bool overwrites = writes_first(call);
-  if (led == found.end() || (overwrites && led->index != 0))
-    refuse(call, found[0].tensor, "has a rule that does not name the dim which is cut",
-           "name it in PartitionAnswer::arguments");
-  const CutArgument lead = *led;
-  const bool sums = std::count(answer.results.begin(), answer.results.end(), kSumOfRanks) > 0;
-  if (sums && lead.cut.ranges->overlaps()) return run_whole(call, next, found);  // elements would count twice
-  for (size_t i = overwrites ? 1 : 0; i < call.traits.arguments; ++i) {
-    const c10::IValue& value = argument(call, i);
-    if (!value.isTensor() || !value.toTensor().defined()) continue;
-    const at::Tensor tensor = value.toTensor();
-    const auto known = std::find_if(found.begin(), found.end(), [&](const CutArgument& one) { return one.index == i; });
-    const bool is_cut = known != found.end();
-    const Cut cut = cut_along(lead.cut, dim_of(i));
-    if (is_cut && known->cut.dim == cut.dim && known->cut.has_same_ranges(cut)) continue;
-    replace(call, next, i, [&] {
-      if (cut.dim < 0) return is_cut ? enter_whole(*known) : enter(tensor);
-      if (cut.dim >= tensor.dim())
-        refuse(call, lead.tensor, str("has a rule that names dim ", cut.dim, " of ", tensor.sizes()),
-               "name a dim that there is");
-      const bool has_dim = is_cut && known->cut.dim == cut.dim;
-      const int64_t size = has_dim ? known->cut.whole() : tensor.size(cut.dim);
-      if (size != cut.whole())
-        refuse(call, lead.tensor,
-               str("joins ", tensor.sizes(), ", which is ", is_cut ? "cut otherwise" : "not cut", ", with a part"),
-               str("make it of the whole's size, ", cut.whole(), " in dim ", cut.dim));
-      return has_dim ? recut(*known, cut) : take(is_cut ? whole(*known) : tensor, cut);
-    });
-  }
-  if (call.traits.random) call.stream = RandomStream::kSlice;
-  next(call);
-  if (!overwrites) add_answer(call, next, lead, answer);
-}
-
-void TensorPass::add_answer(OperatorCall& call, Next next, const CutArgument& lead, const PartitionAnswer& answer) {
-  const size_t count = call.results().size();
-  const auto refuse_results = [&](const std::string& what) {
-    refuse(call, lead.tensor, str("gives ", what, ", which its rule does not say"),
-           "name the dim in which each result is cut in PartitionAnswer::results");
-  };
-  if (answer.results.size() != count) refuse_results(str(count, count == 1 ? " result" : " results"));
-  for (size_t i = 0; i < count; ++i) {
-    c10::IValue& value = call.stack[call.stack.size() - count + i];
-    if (!value.isTensor()) refuse_results("no tensor");
-    const at::Tensor result = value.toTensor();
-    const int64_t dim = answer.results[i];
-    if (!result.defined()) continue;
-    if (dim == kSumOfRanks) {
-      Sum made = next.run(call, [&] { return sum(result, call); });
-      value = made.tensor;
-      if (made.cut) add_cut(made.tensor, *made.cut);
-      continue;
-    }
-    if (dim < 0 || dim >= result.dim() || result.size(dim) != lead.cut.local(group_.rank()))
-      refuse_results(str(result.sizes()));
-    add_cut(result, cut_along(lead.cut, dim));
-  }
 }
 
 /// Code of libtorch's own, of which nothing is known but that it is made of other operators, runs on wholes.

@@ -64,29 +64,40 @@ class TensorPass : public Pass {
  private:
   CutArguments find_arguments(const OperatorCall& call);
   void run_found(OperatorCall& call, Next next, CutArguments found);
-  void run_rule(OperatorCall& call, Next next, const CutArguments& found, const PartitionRule& rule);
-  void run_answer(OperatorCall& call, Next next, const CutArguments& found, const PartitionAnswer& answer);
-  void add_answer(OperatorCall& call, Next next, const CutArgument& lead, const PartitionAnswer& answer);
   void run_without_rule(OperatorCall& call, Next next, const CutArguments& found);
   void run_whole(OperatorCall& call, Next next, const CutArguments& found);
 
   // by_row.cpp
-  struct Operand;
-  std::vector<Operand> operands_of(const OperatorCall& call, const CutArguments& found) const;
-  Row row_for(const OperatorCall& call, const OperatorRow& entry, const RowCall& of_wholes,
-              const std::vector<Operand>& operands, const CutArgument& lead);
-  void run_row(OperatorCall& call, Next next, const OperatorRow& entry, const CutArguments& found);
+  /// A tensor among the arguments.
+  struct Operand {
+    size_t index;  ///< of the argument
+    at::Tensor tensor;
+    const CutArgument* found = nullptr;  ///< null: every rank has it whole
+    bool is_written = false;
+  };
+  using Operands = c10::SmallVector<Operand, 4>;
+  Operands operands_of(const OperatorCall& call, const CutArguments& found) const;
+  /// What says what an operator does with dims: the table's entry, or a rule of the program's.
+  struct Meaning {
+    const OperatorRow* entry = nullptr;
+    std::shared_ptr<const PartitionRule> registered = nullptr;
+  };
+  std::optional<Row> row_for(const OperatorCall& call, const Meaning& meaning, const RowCall& of_wholes,
+                             const Operands& operands, const CutArgument& lead);
+  std::optional<Row> registered_row(const OperatorCall& call, const PartitionRule& rule, const RowCall& of_wholes,
+                                    const Operands& operands, const CutArgument& lead);
+  void run_row(OperatorCall& call, Next next, const Meaning& meaning, const CutArguments& found);
   struct Decided;
-  CallKey key_of(const OperatorCall& call, const std::vector<Operand>& operands, bool asks_gradient) const;
-  std::shared_ptr<Decided> decided(const OperatorCall& call, const OperatorRow& entry,
-                                   const std::vector<Operand>& operands, const CutArgument& lead);
-  void decide_on(Decided& made, const OperatorCall& call, const OperatorRow& entry,
-                 const std::vector<Operand>& operands, const CutArgument& lead, bool asks_gradient);
-  at::Tensor localise(OperatorCall& call, const OperatorRow& entry, const std::vector<Operand>& operands, Decided& made,
+  CallKey key_of(const OperatorCall& call, const Operands& operands, bool asks_gradient) const;
+  std::shared_ptr<Decided> decided(const OperatorCall& call, const Meaning& meaning, const Operands& operands,
+                                   const CutArgument& lead);
+  void decide_on(Decided& made, const OperatorCall& call, const Meaning& meaning, const Operands& operands,
+                 const CutArgument& lead, bool asks_gradient);
+  at::Tensor localise(OperatorCall& call, const Meaning& meaning, const Operands& operands, Decided& made,
                       LocalCall& here);
   at::Tensor summed_by_pieces(const OperatorCall& call, Next next, const Decision& decision);
-  void finish(OperatorCall& call, Next next, const LocalCall& here, const std::vector<Operand>& operands,
-              const Decision& decision, bool joins, const at::Tensor& added);
+  void finish(OperatorCall& call, Next next, const LocalCall& here, const Operands& operands, const Decided& made,
+              bool joins, const at::Tensor& added);
 
   // meant_sizes.cpp
   bool mean_wholes(OperatorCall& call, const CutArgument& one) const;
@@ -100,12 +111,12 @@ class TensorPass : public Pass {
   Interval piece_of_whole(const OperatorCall& call, const CutArgument& one, const Interval& asked);
 
   // products.cpp
-  void run_attention(OperatorCall& call, Next next, const CutArguments& found);
+  bool fit_heads(OperatorCall& call, Next next, CutArguments& found);
   void run_class_loss(OperatorCall& call, Next next, const CutArguments& found);
   at::Tensor sum_by_pieces(const at::Tensor& left, const at::Tensor& right, bool is_weight, int64_t rows,
                            const OperatorCall& call);
-  at::Tensor heads_for(const OperatorCall& call, const at::Tensor& keys, const CutArgument* known,
-                       const CutArgument& query, bool& is_by_query);
+  at::Tensor heads_by_query(const OperatorCall& call, const at::Tensor& keys, const CutArgument* known,
+                            const CutArgument& query);
 
   // Helpers of the handlers.
   /// Whether sizes and places among the arguments are whole ones.
@@ -146,13 +157,9 @@ class TensorPass : public Pass {
       if (result.defined()) add_cut(result, cut_along(like, dim_of(result)));
     });
   }
-  /// Argument `index` is replaced by what `make` computes, seen by the passes behind this one.
-  template <class Make>
-  void replace(OperatorCall& call, Next next, size_t index, const Make& make) {
-    argument(call, index) = next.run(call, make);
-  }
   void check_count(const OperatorCall& call, size_t index, const CutTensor& sum) const;
   std::string name_of(const OperatorCall& call) const;
+  [[noreturn]] void refuse_results(const OperatorCall& call, const at::Tensor& lead, const std::string& what);
   [[noreturn]] void refuse(const OperatorCall& call, const at::Tensor& tensor, const std::string& reason,
                            const std::string& fix);
 
@@ -172,6 +179,7 @@ class TensorPass : public Pass {
   CutTable table_;
   std::unordered_map<CallKey, std::shared_ptr<Decided>, CallKey::Hash> decisions_;
   OperatorRules rules_;
+  OperatorRows rows_;
   RegisteredRules registered_;
   std::vector<Entered> entered_;  // the last ones
   bool speaks_of_wholes_ = false;

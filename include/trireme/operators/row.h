@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "trireme/base/tensor_part.h"
@@ -166,6 +167,18 @@ Row view_row(at::IntArrayRef from, at::IntArrayRef to);
 
 /// The entry of an operator; null: it has none.
 const OperatorRow* row_of(const c10::OperatorHandle& op);
+/// A cache of row_of(), which looks names up. For one thread.
+class OperatorRows {
+ public:
+  const OperatorRow* operator()(const c10::OperatorHandle& op) {
+    if (const auto found = known_.find(op); found != known_.end()) return found->second;
+    return known_.emplace(op, row_of(op)).first->second;
+  }
+
+ private:
+  std::unordered_map<c10::OperatorHandle, const OperatorRow*> known_;
+};
+
 /// All names that have an entry, ascending: "add", or "max.dim" where an overload has its own.
 std::vector<std::string_view> names_with_rows();
 
