@@ -368,7 +368,7 @@ void TensorPass::finish(OperatorCall& call, Next next, const LocalCall& here, co
         }
         if (added.defined()) results[i] = results[i] + term_beside(call, added, results[i], cuts[i]);
         if (gathers_output && cuts[i]) {
-          results[i] = gathered(results[i], *cuts[i], exchanges_, name_of(call));
+          results[i] = exchanges_->gather(results[i], *cuts[i], name_of(call));
           cuts[i].reset();
         }
       }
@@ -403,9 +403,9 @@ void TensorPass::note_count(const at::Tensor& sum, const Decision& decision) {
 
 TensorPass::Sum TensorPass::join_ranks(const at::Tensor& part, const Decision::Join& join, const OperatorCall& call) {
   if (join.kind == FactorKind::kSum || join.kind == FactorKind::kPlaces) return sum(part, call);
-  if (join.kind == FactorKind::kMean) return {summed(part * join.shares[group_.rank()], exchanges_, name_of(call)), {}};
+  if (join.kind == FactorKind::kMean) return {exchanges_->sum(part * join.shares[group_.rank()], name_of(call)), {}};
   const Cut by_rank{.ranges = std::make_shared<const Ranges>(Ranges::even(group_.size(), group_.size()))};
-  return {joined(join.kind, gathered(part.unsqueeze(0), by_rank, exchanges_, name_of(call))), {}};
+  return {joined(join.kind, exchanges_->gather(part.unsqueeze(0), by_rank, name_of(call))), {}};
 }
 
 /// The term of a sum, in the dtype that autocast has chosen for it.

@@ -13,7 +13,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "tensor/exchanges.h"
+#include "tensor/class_loss.h"
 #include "tensor/tensor_pass.h"
 #include "trireme/base/error.h"
 
@@ -43,7 +43,7 @@ at::Tensor TensorPass::sum_by_pieces(const at::Tensor& left, const at::Tensor& r
   std::vector<int64_t> sizes = left.sizes().vec();
   sizes.back() = right.size(is_weight ? 0 : 1);
   const at::Tensor product =
-      summed_product(cast(left).reshape({-1, left.size(-1)}), cast(right), is_weight, rows, exchanges_, name_of(call));
+      exchanges_->sum_product(cast(left).reshape({-1, left.size(-1)}), cast(right), is_weight, rows, name_of(call));
   return product.view(sizes);
 }
 

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <utility>
 
-#include "tensor/exchanges.h"
 #include "tensor/tensor_pass.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
@@ -69,14 +68,14 @@ std::optional<std::vector<int64_t>> TensorParallel::whole_sizes(const at::Tensor
 at::Tensor TensorParallel::gather(const at::Tensor& tensor) {
   const auto known = impl_->find(tensor);
   if (!known || !known->is_cut()) return tensor;
-  return tensor::gathered(tensor, known->cut, impl_->exchanges(), "gather");
+  return impl_->exchanges()->gather(tensor, known->cut, "gather");
 }
 
 at::Tensor TensorParallel::gather_like(const at::Tensor& tensor, const at::Tensor& slice) {
   const auto known = impl_->find(slice);
   if (!known || !known->is_cut() || tensor.sizes() != slice.sizes())
     throw StateError(str("gather: ", tensor.sizes(), " is not cut as ", slice.sizes(), " is"));
-  return tensor::gathered(tensor, known->cut, impl_->exchanges(), "gather");
+  return impl_->exchanges()->gather(tensor, known->cut, "gather");
 }
 
 Group& TensorParallel::group() const { return impl_->group(); }

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <utility>
 
-#include "tensor/exchanges.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept/transforms.h"
 
@@ -31,7 +30,7 @@ bool asks_gradient(const at::Tensor& tensor) { return at::GradMode::is_enabled()
 TensorPass::TensorPass(Group& group)
     : group_(group),
       grid_({group.size()}),
-      exchanges_(std::make_shared<Exchanges>(group)),
+      exchanges_(std::make_shared<AxisExchanges>(group, GradientLaw::kWhole, "tensor_parallel")),
       scope_(InterceptScope::Watch::kWrites, this) {
   RankContext::of_this_thread().streams().set_slice(static_cast<uint64_t>(group.rank()) + 1);
 }
@@ -85,7 +84,7 @@ void TensorPass::run_found(OperatorCall& call, Next next, CutArguments found) {
     if (!one.tensor.is_leaf() || !asks_gradient(one.tensor) || !one.cut.ranges->overlaps()) continue;
     if (!call.arguments()[one.index].isTensor() || (one.index < 64 && (call.traits.written >> one.index & 1) != 0))
       continue;
-    one.tensor = next.run(call, [&] { return shared(one.tensor, one.cut, exchanges_, running_); });
+    one.tensor = next.run(call, [&] { return exchanges_->share(one.tensor, one.cut, running_); });
     argument(call, one.index) = one.tensor;
   }
   if (call.traits.random && !value_of(call, "generator").isNone()) return run_whole(call, next, found);
@@ -184,12 +183,12 @@ at::Tensor TensorPass::enter(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
   exchanges_->see(tensor, running_);
   if (!asks_gradient(tensor)) return tensor;
-  return entered_once(tensor, [&] { return entered(tensor, exchanges_, running_); });
+  return entered_once(tensor, [&] { return exchanges_->enter(tensor, running_); });
 }
 
 at::Tensor TensorPass::enter_whole(const CutArgument& one) {
   if (one.cut.ranges->overlaps()) return enter(whole(one));
-  return entered_once(one.tensor, [&] { return gathered_and_entered(one.tensor, one.cut, exchanges_, running_); });
+  return entered_once(one.tensor, [&] { return exchanges_->gather_and_enter(one.tensor, one.cut, running_); });
 }
 
 TensorPass::Sum TensorPass::sum(const at::Tensor& part, const OperatorCall& call) {
@@ -199,7 +198,7 @@ TensorPass::Sum TensorPass::sum(const at::Tensor& part, const OperatorCall& call
   const bool is_of_tokens =
       part.dim() > 2 || name == "aten::linear" || name == "aten::addmm" || name == "aten::embedding";
   if (!shards_tokens_ || !is_of_tokens || dim < 0 || part.size(dim) < group_.size() || part.numel() == 0)
-    return {summed(part, exchanges_, name_of(call)), {}};
+    return {exchanges_->sum(part, name_of(call)), {}};
   if (!takes_wholes())
     throw StateError(
         str(name_of(call),
@@ -207,7 +206,7 @@ TensorPass::Sum TensorPass::sum(const at::Tensor& part, const OperatorCall& call
             "activations sees those of its own tokens; leave sequence_parallel out, or, where the module "
             "reads sizes of its inputs alone, set InitializeOptions::takes_sizes_from_inputs"));
   Cut cut{.dim = dim, .ranges = std::make_shared<const Ranges>(Ranges::even(part.size(dim), group_.size()))};
-  at::Tensor own = scattered(part, cut, exchanges_, name_of(call));
+  at::Tensor own = exchanges_->scatter(part, cut, name_of(call));
   return {std::move(own), std::move(cut)};
 }
 
@@ -215,7 +214,7 @@ at::Tensor TensorPass::take(const at::Tensor& tensor, const Cut& cut) {
   return slice_of(enter(tensor), cut, group_.rank());
 }
 
-at::Tensor TensorPass::whole(const CutArgument& one) { return gathered(one.tensor, one.cut, exchanges_, running_); }
+at::Tensor TensorPass::whole(const CutArgument& one) { return exchanges_->gather(one.tensor, one.cut, running_); }
 
 at::Tensor TensorPass::recut(const CutArgument& one, const Cut& cut) {
   const std::vector<Interval>& asked = cut.ranges->of_rank(group_.rank());

@@ -11,8 +11,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "activations/exchanges.h"
 #include "tensor/cut_table.h"
-#include "tensor/exchanges.h"
 #include "tensor/rule_table.h"
 #include "trireme/activations/call_arguments.h"
 #include "trireme/activations/call_key.h"
@@ -59,7 +59,7 @@ class TensorPass : public Pass {
   void shard_tokens() { shards_tokens_ = true; }
   void overlap_sums() { overlaps_sums_ = true; }
   void forget_entered() { entered_.clear(); }
-  const SharedExchanges& exchanges() const { return exchanges_; }
+  const std::shared_ptr<AxisExchanges>& exchanges() const { return exchanges_; }
 
  private:
   CutArguments find_arguments(const OperatorCall& call);
@@ -173,7 +173,7 @@ class TensorPass : public Pass {
 
   Group& group_;
   const AxisGrid grid_;
-  const SharedExchanges exchanges_;
+  const std::shared_ptr<AxisExchanges> exchanges_;
   std::string running_;  // the operator that is looked at
   const std::thread::id thread_ = std::this_thread::get_id();
   CutTable table_;

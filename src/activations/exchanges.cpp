@@ -1,18 +1,14 @@
-#include "tensor/exchanges.h"
+#include "activations/exchanges.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/amax.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/exp.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -25,7 +21,7 @@
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
 
-namespace trireme::tensor {
+namespace trireme {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -33,20 +29,20 @@ using torch::autograd::Function;
 using torch::autograd::variable_list;
 
 struct Exchange final : torch::CustomClassHolder {
-  Exchange(SharedExchanges exchanges, std::string what, Cut cut)
+  Exchange(std::shared_ptr<AxisExchanges> exchanges, std::string what, Cut cut)
       : exchanges(std::move(exchanges)), what(std::move(what)), cut(std::move(cut)) {}
   Group& group() const { return exchanges->group(); }
   at::Tensor all_reduced(const at::Tensor& part, const char* pass, ReduceOp op = ReduceOp::kSum) const {
     return exchanges->all_reduce(part, str(what, pass), op);
   }
-  SharedExchanges exchanges;
+  std::shared_ptr<AxisExchanges> exchanges;
   std::string what;
   Cut cut;
 };
 using ExchangePointer = c10::intrusive_ptr<Exchange>;
 
-ExchangePointer exchange(const SharedExchanges& exchanges, const std::string& what, Cut cut = {}) {
-  return c10::make_intrusive<Exchange>(exchanges, what, std::move(cut));
+ExchangePointer exchange(AxisExchanges& exchanges, const std::string& what, Cut cut = {}) {
+  return c10::make_intrusive<Exchange>(exchanges.shared_from_this(), what, std::move(cut));
 }
 
 ExchangePointer saved(AutogradContext* context) {
@@ -58,11 +54,11 @@ void save(AutogradContext* context, const ExchangePointer& exchange) {
 }
 
 /// Gradients of gradients would go through exchanges that do not know of them.
-void refuse_graph(const std::string& what) {
+void refuse_graph(const Exchange& exchange) {
   if (!at::GradMode::is_enabled()) return;
-  throw StateError(str("backward: create_graph=True through ", what,
-                       " on slices of a layer; gradients of gradients are not there with tensor_parallel, leave "
-                       "create_graph out or set autotp_size to 1"));
+  throw StateError(str("backward: create_graph=True through ", exchange.what,
+                       " on parts of a tensor; gradients of gradients are not there with ",
+                       exchange.exchanges->setting(), ", leave create_graph out or switch it off"));
 }
 
 constexpr const char* kForward = " in forward";
@@ -134,7 +130,7 @@ struct Enter : Function<Enter> {
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const ExchangePointer of = saved(context);
-    refuse_graph(of->what);
+    refuse_graph(*of);
     return {of->all_reduced(gradients[0], kBackward), {}};
   }
 };
@@ -145,8 +141,21 @@ struct Sum : Function<Sum> {
     return exchange->all_reduced(part, kForward);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    refuse_graph(saved(context)->what);
+    refuse_graph(*saved(context));
     return {gradients[0], {}};
+  }
+};
+
+/// Each rank's gradient of the sum is a share, and each rank's part gets all of them.
+struct SumOfShares : Function<SumOfShares> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& part, const ExchangePointer& exchange) {
+    save(context, exchange);
+    return exchange->all_reduced(part, kForward);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const ExchangePointer of = saved(context);
+    refuse_graph(*of);
+    return {of->all_reduced(gradients[0], kBackward), {}};
   }
 };
 
@@ -163,7 +172,7 @@ struct SummedProduct : Function<SummedProduct> {
     return exchange->exchanges->all_reduce_rows(left.size(0), piece_rows, part_of, str(exchange->what, kForward));
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    refuse_graph(saved(context)->what);
+    refuse_graph(*saved(context));
     const variable_list factors = context->get_saved_variables();
     const at::Tensor &left = factors[0], &right = factors[1], &gradient = gradients[0];
     const bool is_weight = context->saved_data["is_weight"].toBool();
@@ -181,7 +190,7 @@ struct Scatter : Function<Scatter> {
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const ExchangePointer of = saved(context);
-    refuse_graph(of->what);
+    refuse_graph(*of);
     return {of->exchanges->all_gather(gradients[0], of->cut, str(of->what, kBackward)), {}};
   }
 };
@@ -193,7 +202,7 @@ struct GatherAndEnter : Function<GatherAndEnter> {
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const ExchangePointer of = saved(context);
-    refuse_graph(of->what);
+    refuse_graph(*of);
     return {of->exchanges->reduce_scatter(gradients[0], of->cut, str(of->what, kBackward)), {}};
   }
 };
@@ -245,68 +254,6 @@ struct Share : Function<Share> {
   }
 };
 
-// --- cross entropy ---
-
-struct ClassOptions {
-  int64_t ignored;
-  double smoothing;
-};
-
-/// Place of each target in this rank's columns, 0 where it is on another rank, and whether it is here.
-std::pair<at::Tensor, at::Tensor> places_of(const at::Tensor& targets, const Cut& cut, int rank) {
-  at::Tensor places = at::zeros_like(targets), here = at::zeros(targets.sizes(), targets.options().dtype(at::kBool));
-  int64_t before = 0;
-  for (const Interval& one : cut.ranges->of_rank(rank)) {
-    const at::Tensor inside = targets.ge(one.begin).logical_and(targets.lt(one.end));
-    places = at::where(inside, targets - (one.begin - before), places);
-    here = here.logical_or(inside);
-    before += one.size();
-  }
-  return {places, here};
-}
-
-struct CrossEntropy : Function<CrossEntropy> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& logits, const at::Tensor& targets,
-                            const ExchangePointer& exchange, int64_t ignored, double smoothing) {
-    const Cut& cut = exchange->cut;
-    const auto [places, here] = places_of(targets, cut, exchange->group().rank());
-    const at::Tensor wide = logits.to(logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-    const at::Tensor greatest = exchange->all_reduced(wide.amax(1), kForward, ReduceOp::kMax);
-    at::Tensor shifted = wide - greatest.unsqueeze(1);
-    const at::Tensor picked = shifted.gather(1, places.unsqueeze(1)).squeeze(1).masked_fill(here.logical_not(), 0);
-    std::vector<at::Tensor> sums = {picked};
-    if (smoothing > 0) sums.push_back(shifted.sum(1));
-    at::Tensor weights = shifted.exp_();
-    sums.push_back(weights.sum(1));
-    const at::Tensor all = exchange->all_reduced(at::stack(sums), kForward);
-    const at::Tensor total = all[all.size(0) - 1];
-    const at::Tensor normalizer = total.log();
-    at::Tensor losses = normalizer - all[0];
-    if (smoothing > 0)
-      losses = losses * (1 - smoothing) + (normalizer - all[1] / static_cast<double>(cut.whole())) * smoothing;
-    const at::Tensor is_ignored = targets.eq(ignored);
-    weights.div_(total.unsqueeze(1));
-    context->save_for_backward({weights, places, here, is_ignored});
-    context->saved_data["smoothing"] = smoothing;
-    context->saved_data["classes"] = cut.whole();
-    context->saved_data["dtype"] = static_cast<int64_t>(logits.scalar_type());
-    return losses.masked_fill(is_ignored, 0).to(logits.scalar_type());
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const variable_list kept = context->get_saved_variables();
-    const at::Tensor &weights = kept[0], &places = kept[1], &here = kept[2], &is_ignored = kept[3];
-    const double smoothing = context->saved_data["smoothing"].toDouble();
-    const auto classes = static_cast<double>(context->saved_data["classes"].toInt());
-    at::Tensor gradient = weights.clone();
-    if (smoothing > 0) gradient.sub_(smoothing / classes);
-    const at::Tensor hit = here.to(gradient.scalar_type()).mul(smoothing - 1).unsqueeze(1);
-    gradient.scatter_add_(1, places.unsqueeze(1), hit);
-    const at::Tensor of_losses = gradients[0].to(gradient.scalar_type()).masked_fill(is_ignored, 0).unsqueeze(1);
-    gradient.mul_(of_losses);
-    return {gradient.to(static_cast<at::ScalarType>(context->saved_data["dtype"].toInt())), {}, {}, {}, {}};
-  }
-};
-
 }  // namespace
 
 at::Tensor slice_of(const at::Tensor& whole, const Cut& cut, int rank) {
@@ -318,48 +265,42 @@ at::Tensor slice_of(const at::Tensor& whole, const Cut& cut, int rank) {
   return (parts.size() == 1 ? parts[0] : at::cat(parts, cut.dim + 1)).flatten(cut.dim, cut.dim + 1);
 }
 
-at::Tensor entered(const at::Tensor& whole, const SharedExchanges& exchanges, const std::string& what) {
-  return Enter::apply(whole, exchange(exchanges, what));
+at::Tensor AxisExchanges::enter(const at::Tensor& whole, const std::string& what) {
+  return law_ == GradientLaw::kWhole ? Enter::apply(whole, exchange(*this, what)) : whole;
 }
-at::Tensor summed(const at::Tensor& part, const SharedExchanges& exchanges, const std::string& what) {
-  return Sum::apply(part, exchange(exchanges, what));
+at::Tensor AxisExchanges::sum(const at::Tensor& part, const std::string& what) {
+  const ExchangePointer made = exchange(*this, what);
+  return law_ == GradientLaw::kWhole ? Sum::apply(part, made) : SumOfShares::apply(part, made);
 }
-at::Tensor summed_product(const at::Tensor& left, const at::Tensor& right, bool is_weight, int64_t piece_rows,
-                          const SharedExchanges& exchanges, const std::string& what) {
-  return SummedProduct::apply(left, right, is_weight, piece_rows, exchange(exchanges, what));
+at::Tensor AxisExchanges::sum_product(const at::Tensor& left, const at::Tensor& right, bool is_weight,
+                                      int64_t piece_rows, const std::string& what) {
+  if (law_ != GradientLaw::kWhole) throw Error(ErrorCode::kInternal, "sum_product: of shares");
+  return SummedProduct::apply(left, right, is_weight, piece_rows, exchange(*this, what));
 }
-at::Tensor gathered(const at::Tensor& slice, const Cut& cut, const SharedExchanges& exchanges,
-                    const std::string& what) {
-  return Gather::apply(slice, exchange(exchanges, what, cut));
+at::Tensor AxisExchanges::gather(const at::Tensor& part, const Cut& cut, const std::string& what) {
+  if (law_ == GradientLaw::kShares) return gather_and_enter(part, cut, what);
+  return Gather::apply(part, exchange(*this, what, cut));
 }
-at::Tensor scattered(const at::Tensor& part, const Cut& cut, const SharedExchanges& exchanges,
-                     const std::string& what) {
-  return Scatter::apply(part, exchange(exchanges, what, cut));
+at::Tensor AxisExchanges::gather_and_enter(const at::Tensor& part, const Cut& cut, const std::string& what) {
+  return GatherAndEnter::apply(part, exchange(*this, what, cut));
 }
-at::Tensor gathered_and_entered(const at::Tensor& slice, const Cut& cut, const SharedExchanges& exchanges,
-                                const std::string& what) {
-  return GatherAndEnter::apply(slice, exchange(exchanges, what, cut));
+at::Tensor AxisExchanges::scatter(const at::Tensor& part, const Cut& cut, const std::string& what) {
+  return Scatter::apply(part, exchange(*this, what, cut));
 }
-at::Tensor shared(const at::Tensor& slice, const Cut& cut, const SharedExchanges& exchanges, const std::string& what) {
-  return Share::apply(slice, exchange(exchanges, what, cut));
-}
-
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const Cut& cut, int64_t ignored,
-                         double label_smoothing, const SharedExchanges& exchanges) {
-  return CrossEntropy::apply(logits, targets, exchange(exchanges, "aten::cross_entropy_loss", cut), ignored,
-                             label_smoothing);
+at::Tensor AxisExchanges::share(const at::Tensor& part, const Cut& cut, const std::string& what) {
+  return Share::apply(part, exchange(*this, what, cut));
 }
 
-at::Tensor Exchanges::all_reduce(const at::Tensor& part, const std::string& what, ReduceOp op) {
+at::Tensor AxisExchanges::all_reduce(const at::Tensor& part, const std::string& what, ReduceOp op) {
   at::Tensor result = part.clone(at::MemoryFormat::Contiguous);
   group_.all_reduce(result, op).wait();
   if (is_recording_) record(what, op == ReduceOp::kSum ? Kind::kSum : Kind::kAlike, part, result);
   return result;
 }
 
-at::Tensor Exchanges::all_reduce_rows(int64_t rows, int64_t piece_rows,
-                                      const std::function<at::Tensor(int64_t, int64_t)>& part_of,
-                                      const std::string& what) {
+at::Tensor AxisExchanges::all_reduce_rows(int64_t rows, int64_t piece_rows,
+                                          const std::function<at::Tensor(int64_t, int64_t)>& part_of,
+                                          const std::string& what) {
   at::Tensor sum, parts;
   std::vector<Pending<void>> pending;
   for (int64_t first = 0; first < rows; first += piece_rows) {
@@ -379,20 +320,20 @@ at::Tensor Exchanges::all_reduce_rows(int64_t rows, int64_t piece_rows,
   return sum;
 }
 
-at::Tensor Exchanges::all_gather(const at::Tensor& slice, const Cut& cut, const std::string& what) {
+at::Tensor AxisExchanges::all_gather(const at::Tensor& slice, const Cut& cut, const std::string& what) {
   const at::Tensor whole = all_gathered(slice, cut, group_);
   if (is_recording_) record(what, Kind::kAlike, whole, whole);
   return whole;
 }
 
-at::Tensor Exchanges::reduce_scatter(const at::Tensor& part, const Cut& cut, const std::string& what) {
+at::Tensor AxisExchanges::reduce_scatter(const at::Tensor& part, const Cut& cut, const std::string& what) {
   at::Tensor own = reduce_scattered(part, cut, group_);
   if (is_recording_) record(what, Kind::kSumOfParts, part, own, cut);
   return own;
 }
 
-void Exchanges::record(const std::string& what, Kind kind, const at::Tensor& part, const at::Tensor& result,
-                       const Cut& cut) {
+void AxisExchanges::record(const std::string& what, Kind kind, const at::Tensor& part, const at::Tensor& result,
+                           const Cut& cut) {
   constexpr size_t kMost = 1 << 14;
   if (entries_.size() == kMost) return;
   const at::NoGradGuard no_grad;
@@ -412,7 +353,7 @@ void Exchanges::record(const std::string& what, Kind kind, const at::Tensor& par
                       .tolerance = tolerance});
 }
 
-std::string Exchanges::problem() {
+std::string AxisExchanges::problem() {
   const WithoutInterception own_operators;
   const at::NoGradGuard no_grad;
   const at::Tensor count = at::full({1}, static_cast<int64_t>(entries_.size()), at::kLong);
@@ -448,4 +389,4 @@ std::string Exchanges::problem() {
   return problem;
 }
 
-}  // namespace trireme::tensor
+}  // namespace trireme
