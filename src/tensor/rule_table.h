@@ -4,6 +4,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "activations/axis_pass.h"
 #include "trireme/tensor/partition_rule.h"
 
 namespace trireme::tensor {
@@ -11,11 +12,11 @@ namespace trireme::tensor {
 /// Rules that programs have registered, without looking at names again. For one thread.
 class RegisteredRules {
  public:
-  /// Null: none.
-  std::shared_ptr<const PartitionRule> operator()(const c10::OperatorHandle& op);
+  /// The rows of a rule along an axis; null: there is none.
+  std::shared_ptr<const OwnRow> operator()(AxisPass& pass, int axis, const c10::OperatorHandle& op);
 
  private:
-  std::unordered_map<c10::OperatorHandle, std::shared_ptr<const PartitionRule>> known_;
+  std::unordered_map<c10::OperatorHandle, std::shared_ptr<const OwnRow>> known_;
   size_t registrations_ = 0;
 };
 

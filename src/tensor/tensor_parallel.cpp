@@ -6,7 +6,8 @@
 #include <cmath>
 #include <utility>
 
-#include "tensor/tensor_pass.h"
+#include "activations/axis_pass.h"
+#include "tensor/tensor_policy.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
 
@@ -19,71 +20,75 @@ constexpr double kOfLoss = 1e-4;
 
 }  // namespace
 
-class TensorParallel::Impl final : public tensor::TensorPass {
- public:
-  explicit Impl(Group& group) : TensorPass(group), group_(group) {}
-  Group& group() const { return group_; }
-  bool has_compared_loss = false;
+struct TensorParallel::Impl {
+  static constexpr int kAxis = 0;
+  Impl(Group& group, std::unique_ptr<tensor::TensorPolicy> own)
+      : policy(*own), pass(PassOrder::kTensor, axes_of(group, std::move(own))) {}
+  static std::vector<PassAxis> axes_of(Group& group, std::unique_ptr<tensor::TensorPolicy> policy) {
+    std::vector<PassAxis> axes;
+    axes.push_back({std::make_shared<AxisExchanges>(group, GradientLaw::kWhole, "tensor_parallel"), std::move(policy)});
+    return axes;
+  }
+  Group& group() const { return pass.group(kAxis); }
 
- private:
-  Group& group_;
+  tensor::TensorPolicy& policy;
+  AxisPass pass;
+  bool has_compared_loss = false;
 };
 
-TensorParallel::TensorParallel(Group& group) : impl_(std::make_unique<Impl>(group)) {}
+TensorParallel::TensorParallel(Group& group)
+    : impl_(std::make_unique<Impl>(group, std::make_unique<tensor::TensorPolicy>(Impl::kAxis, group.size()))) {}
 TensorParallel::~TensorParallel() = default;
 
 void TensorParallel::add(const at::Tensor& parameter, const std::vector<TensorPart>& parts, bool gathers_output,
                          const std::string& name) {
-  Group& group = impl_->group();
-  const TensorPart& own = parts.at(static_cast<size_t>(group.rank()));
+  const TensorPart& own = parts.at(static_cast<size_t>(impl_->group().rank()));
   if (own.dim < 0) return;
   if (parameter.sizes() != at::IntArrayRef(local_shape(own)))
     throw ShapeError(str("add: ", parameter.sizes(), " is not ", part_text(own), " of ", shape_text(own.shape)));
   std::vector<std::vector<Interval>> of_rank;
   for (const TensorPart& part : parts) of_rank.push_back(part.intervals);
-  tensor::CutTensor known;
-  known.cut.dim = own.dim;
-  known.cut.ranges = std::make_shared<const Ranges>(own.shape[static_cast<size_t>(own.dim)], std::move(of_rank));
-  known.parameter = name;
-  known.gathers_output = gathers_output;
-  known.is_parameter = true;
-  impl_->add(parameter, std::move(known));
+  const Cut cut{.axis = Impl::kAxis,
+                .dim = own.dim,
+                .ranges = std::make_shared<const Ranges>(own.shape[static_cast<size_t>(own.dim)], std::move(of_rank))};
+  PlacedTensor known{.parameter = name, .gathers_output = gathers_output, .is_parameter = true};
+  impl_->pass.add(parameter, impl_->pass.with_cut(known, cut));
 }
 
-void TensorParallel::speak_of_wholes() { impl_->speak_of_wholes(); }
+void TensorParallel::speak_of_wholes() { impl_->policy.speak_of_wholes(); }
 
-void TensorParallel::shard_tokens() { impl_->shard_tokens(); }
+void TensorParallel::shard_tokens() { impl_->policy.shard_tokens(); }
 
-void TensorParallel::overlap_sums() { impl_->overlap_sums(); }
+void TensorParallel::overlap_sums() { impl_->policy.overlap_sums(); }
 
 bool TensorParallel::is_part(const at::Tensor& tensor) {
-  const auto known = impl_->find(tensor);
+  const auto known = impl_->pass.find(tensor);
   return known && (known->is_cut() || known->is_unknown);
 }
 
 std::optional<std::vector<int64_t>> TensorParallel::whole_sizes(const at::Tensor& tensor) {
-  return impl_->whole_sizes(tensor);
+  return impl_->pass.whole_sizes(tensor);
 }
 
 at::Tensor TensorParallel::gather(const at::Tensor& tensor) {
-  const auto known = impl_->find(tensor);
+  const auto known = impl_->pass.find(tensor);
   if (!known || !known->is_cut()) return tensor;
-  return impl_->exchanges()->gather(tensor, known->cut, "gather");
+  return impl_->pass.whole({0, tensor, known});
 }
 
 at::Tensor TensorParallel::gather_like(const at::Tensor& tensor, const at::Tensor& slice) {
-  const auto known = impl_->find(slice);
+  const auto known = impl_->pass.find(slice);
   if (!known || !known->is_cut() || tensor.sizes() != slice.sizes())
     throw StateError(str("gather: ", tensor.sizes(), " is not cut as ", slice.sizes(), " is"));
-  return impl_->exchanges()->gather(tensor, known->cut, "gather");
+  return impl_->pass.whole({0, tensor, known});
 }
 
 Group& TensorParallel::group() const { return impl_->group(); }
 
-std::string TensorParallel::exchange_problem() { return impl_->exchanges()->problem(); }
+std::string TensorParallel::exchange_problem() { return impl_->pass.exchanges(Impl::kAxis).problem(); }
 
 void TensorParallel::check_loss(const at::Tensor& loss) {
-  impl_->forget_entered();
+  impl_->pass.forget_entered();
   if (is_part(loss))
     throw StateError("backward: the loss is a slice of a tensor; take the sum() or mean() of all of it");
   if (!loss.defined() || loss.numel() != 1 || (impl_->has_compared_loss && !loss.device().is_cpu())) return;

@@ -1,32 +1,32 @@
-#include "tensor/cut_table.h"
+#include "activations/placement_table.h"
 
 #include <algorithm>
 #include <utility>
 
-namespace trireme::tensor {
+namespace trireme {
 namespace {
 
 c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
-bool is_same(const CutTensor& one, const CutTensor& other) {
+bool is_same(const PlacedTensor& one, const PlacedTensor& other) {
   if (!one.is_cut() || !other.is_cut()) return one.is_cut() == other.is_cut();
-  return one.cut.dim == other.cut.dim && one.cut.has_same_ranges(other.cut);
+  return one.placement == other.placement || *one.placement == *other.placement;
 }
 
 }  // namespace
 
-bool CutTable::View::looks_like(const at::Tensor& other) const {
+bool PlacementTable::View::looks_like(const at::Tensor& other) const {
   return other.storage_offset() == offset && other.sizes() == at::IntArrayRef(sizes) &&
          other.strides() == at::IntArrayRef(strides);
 }
 
-bool CutTable::View::is(const at::Tensor& other) const {
+bool PlacementTable::View::is(const at::Tensor& other) const {
   return tensor._unsafe_get_target() == other.unsafeGetTensorImpl() && !tensor.expired();
 }
 
-std::optional<CutTensor> CutTable::find(const at::Tensor& tensor) {
+std::shared_ptr<const PlacedTensor> PlacementTable::find(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   c10::StorageImpl* const storage = storage_of(tensor);
   const std::vector<View>* const views = storage != nullptr ? storages_.find(storage) : nullptr;
@@ -36,20 +36,21 @@ std::optional<CutTensor> CutTable::find(const at::Tensor& tensor) {
   for (const View& view : *views) {
     if (!view.looks_like(tensor)) continue;
     if (view.is(tensor)) return view.known;
-    is_unique = is_unique && (found == nullptr || is_same(found->known, view.known));
+    is_unique = is_unique && (found == nullptr || is_same(*found->known, *view.known));
     found = &view;
   }
   if (found != nullptr && is_unique) return found->known;
-  if (!views->empty() && !views->front().known.is_cut()) return views->front().known;
-  return CutTensor{.is_unknown = true};
+  if (!views->empty() && !views->front().known->is_cut()) return views->front().known;
+  static const auto unknown = std::make_shared<const PlacedTensor>(PlacedTensor{.is_unknown = true});
+  return unknown;
 }
 
-void CutTable::add(const at::Tensor& tensor, CutTensor known) {
+void PlacementTable::add(const at::Tensor& tensor, PlacedTensor known) {
   using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   View made{.offset = tensor.storage_offset(),
             .sizes = tensor.sizes().vec(),
             .strides = tensor.strides().vec(),
-            .known = std::move(known),
+            .known = std::make_shared<const PlacedTensor>(std::move(known)),
             .tensor = Weak(tensor.getIntrusivePtr())};
   c10::StorageImpl* const storage = storage_of(tensor);
   std::vector<View>* const views = storages_.find(storage);
@@ -62,4 +63,4 @@ void CutTable::add(const at::Tensor& tensor, CutTensor known) {
   views->push_back(std::move(made));
 }
 
-}  // namespace trireme::tensor
+}  // namespace trireme

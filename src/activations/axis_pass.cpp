@@ -1,0 +1,279 @@
+#include "activations/axis_pass.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/intercept/transforms.h"
+
+namespace trireme {
+namespace {
+
+constexpr size_t kMostEntered = 4;
+
+bool asks_gradient(const at::Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
+
+bool is_written(const OperatorCall& call, size_t argument) {
+  return argument < 64 && (call.traits.written >> argument & 1) != 0;
+}
+
+AxisGrid grid_of(const std::vector<PassAxis>& axes) {
+  std::vector<int> ranks;
+  for (const PassAxis& axis : axes) ranks.push_back(axis.exchanges->group().size());
+  return AxisGrid(std::move(ranks));
+}
+
+int position_of(const std::vector<PassAxis>& axes) {
+  int position = 0;
+  for (const PassAxis& axis : axes)
+    position = position * axis.exchanges->group().size() + axis.exchanges->group().rank();
+  return position;
+}
+
+}  // namespace
+
+std::shared_ptr<const OwnRow> AxisPolicy::own_row(AxisPass&, const c10::OperatorHandle&) { return nullptr; }
+bool AxisPolicy::run(AxisPass&, OperatorCall&, Next, PlacedArguments&) { return false; }
+at::Tensor AxisPolicy::summed_product(AxisPass&, const OperatorCall&, Next) { return {}; }
+std::optional<Cut> AxisPolicy::scattered(const OperatorCall&, const at::Tensor&) { return {}; }
+
+AxisPass::AxisPass(PassOrder order, std::vector<PassAxis> axes)
+    : order_(order),
+      axes_(std::move(axes)),
+      grid_(grid_of(axes_)),
+      position_(position_of(axes_)),
+      scope_(InterceptScope::Watch::kWrites, this) {
+  RankContext::of_this_thread().streams().set_slice(static_cast<uint64_t>(position_) + 1);
+}
+
+AxisPass::~AxisPass() { RankContext::of_this_thread().streams().set_slice(0); }
+
+void AxisPass::run(OperatorCall& call, Next next) {
+  const bool is_forward = torch::autograd::get_current_graph_task_id() == -1 || at::GradMode::is_enabled();
+  if (!is_forward || table_.is_empty()) return next(call);
+  PlacedArguments found = find_arguments(call);
+  if (found.empty()) return next(call);
+  running_ = call.op.schema().name();
+  for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) {
+    if (has_tangent(tensor))
+      refuse(call, found[0].tensor, "gets a tangent of forward-mode differentiation (jvp()) beside a part",
+             "take the derivative by backward(), or of a module before initialize()");
+  });
+  run_found(call, next, std::move(found));
+}
+
+PlacedArguments AxisPass::find_arguments(const OperatorCall& call) {
+  PlacedArguments found;
+  for (size_t i = 0; i < call.traits.arguments; ++i)
+    for_each_tensor(call.arguments().slice(i, 1), [&](const at::Tensor& tensor) {
+      if (!tensor.defined()) return;
+      const bool is_hidden = !tensor.unsafeGetTensorImpl()->unsafe_storage();
+      const at::Tensor& inner = is_hidden ? under_transforms(tensor) : tensor;
+      auto known = table_.find(inner);
+      if (!known) return;
+      if (is_hidden && !inner.is_same(tensor) && !known->is_copy)
+        refuse(call, inner, "is inside of torch.func's vmap() or grad(), and works on a part",
+               "write the batch dim out, and call backward()");
+      if (known->is_unknown)
+        refuse(call, tensor, "gets a view whose dims are not known",
+               torch::autograd::get_current_graph_task_id() == -1
+                   ? "make views by libtorch's operators"
+                   : str("gradients of gradients (create_graph=True) are not there with ", exchanges(0).setting()));
+      if (known->local_count > 0) return check_count(call, i, *known);
+      if (known->is_copy) {
+        if (is_written(call, i))
+          refuse(call, tensor, "writes into a copy of other ranks' elements", "write by torch.where() instead");
+        if (!known->is_cut()) return;
+      }
+      found.push_back({i, tensor, std::move(known)});
+    });
+  return found;
+}
+
+/// Parameters of which other ranks have elements, too.
+void AxisPass::share_elements(OperatorCall& call, Next next, PlacedArguments& found) {
+  for (PlacedArgument& one : found) {
+    if (!one.known->is_parameter || !one.tensor.is_leaf() || !asks_gradient(one.tensor)) continue;
+    if (!call.arguments()[one.index].isTensor() || is_written(call, one.index)) continue;
+    for (const Cut& cut : one.known->placement->at(position_)) {
+      if (!cut.ranges->overlaps()) continue;
+      one.tensor = next.run(call, [&] { return exchanges(cut.axis).share(one.tensor, cut, running_); });
+      argument(call, one.index) = one.tensor;
+    }
+  }
+}
+
+void AxisPass::run_found(OperatorCall& call, Next next, PlacedArguments found) {
+  share_elements(call, next, found);
+  if (call.traits.random && !value_of(call, "generator").isNone()) return run_whole(call, next, found);
+  for (const PassAxis& axis : axes_)
+    if (auto own = axis.policy->own_row(*this, call.op)) return run_row(call, next, {.own = std::move(own)}, found);
+  for (const PassAxis& axis : axes_)
+    if (axis.policy->run(*this, call, next, found)) return;
+  if (const OperatorRow* const entry = rows_(call.op)) return run_row(call, next, {.entry = entry}, found);
+  const OperatorRule* const rule = rules_(call.op);
+  if (rule != nullptr && (rule->role == OperatorRole::kNone || rule->role == OperatorRole::kNew)) return next(call);
+  // Code of libtorch's own, of which nothing is known but that it is made of other operators, runs on wholes.
+  if (rule != nullptr || (call.traits.composite && !call.traits.random)) return run_whole(call, next, found);
+  const int axis = found[0].known->placement->at(position_).front().axis;
+  refuse(call, found[0].tensor, str("is not known to ", axes_[axis].policy->name(), ", and has an argument"),
+         axes_[axis].policy->fix_for_unknown());
+}
+
+/// Right whatever the operator does, as long as it writes nothing.
+void AxisPass::run_whole(OperatorCall& call, Next next, const PlacedArguments& found) {
+  for (const PlacedArgument& one : found)
+    if (is_written(call, one.index))
+      refuse(call, one.tensor, "writes across slices, into",
+             "write into whole tensors, or along dims that are not cut");
+  const bool views = gives_views(call);
+  std::vector<at::Tensor> tensors;
+  for (const Operand& one : operands_of(call, found))
+    tensors.push_back(one.found != nullptr ? next.run(call, [&] { return whole(*one.found); }) : one.tensor);
+  const std::vector<c10::IValue> arguments = with_tensors(call.arguments().vec(), tensors);
+  for (size_t i = 0; i < arguments.size(); ++i) argument(call, i) = arguments[i];
+  next(call);
+  if (!views) return;
+  for_each_tensor(call.results(), [&](const at::Tensor& result) {
+    if (result.defined() && result.has_storage()) table_.add(result, {.is_copy = true});
+  });
+}
+
+/// Whether results share an argument's memory. An argument that is written is a result, too, and no view.
+bool AxisPass::gives_views(const OperatorCall& call) {
+  return std::ranges::any_of(call.op.schema().returns(), [](const c10::Argument& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  });
+}
+
+// --- what policies are made of ---
+
+const Cut* AxisPass::cut_of(const PlacedTensor& known, int axis) const {
+  const Placement::Cuts& cuts = known.placement->at(position_);
+  const auto* const found = std::ranges::find(cuts, axis, &Cut::axis);
+  return found != cuts.end() ? found : nullptr;
+}
+
+PlacedTensor AxisPass::with_cut(const PlacedTensor& known, const Cut& cut) const {
+  Placement placement = known.placement != nullptr ? *known.placement : Placement(grid_.positions());
+  for (int position = 0; position < grid_.positions(); ++position) {
+    Placement::Cuts& cuts = placement.at(position);
+    auto* at = std::ranges::find_if(cuts, [&](const Cut& one) { return one.axis >= cut.axis; });
+    if (at != cuts.end() && at->axis == cut.axis)
+      *at = cut;
+    else
+      cuts.insert(at, cut);
+  }
+  PlacedTensor made = known;
+  made.placement = std::make_shared<const Placement>(std::move(placement));
+  return made;
+}
+
+std::vector<int64_t> AxisPass::whole_sizes_of(const PlacedArgument& one) const {
+  std::vector<int64_t> sizes = one.tensor.sizes().vec();
+  const Placement::Cuts& cuts = one.known->placement->at(position_);
+  for (auto cut = cuts.rbegin(); cut != cuts.rend(); ++cut) sizes[cut->dim] = cut->whole();
+  return sizes;
+}
+
+std::optional<std::vector<int64_t>> AxisPass::whole_sizes(const at::Tensor& tensor) {
+  if (torch::autograd::get_current_graph_task_id() != -1 && !at::GradMode::is_enabled()) return {};
+  auto known = find(tensor);
+  if (!known || !known->is_cut()) return {};
+  return whole_sizes_of({0, tensor, std::move(known)});
+}
+
+/// The result of `make` for `tensor`, computed once for all layers that use it.
+template <class Make>
+at::Tensor AxisPass::entered_once(const at::Tensor& tensor, int axis, const Make& make) {
+  if (tensor.is_inference()) return make();  // it has no version
+  for (const Entered& one : entered_)
+    if (one.whole._unsafe_get_target() == tensor.unsafeGetTensorImpl() && !one.whole.expired() && one.axis == axis &&
+        one.version == tensor._version() && one.has_gradient == asks_gradient(tensor))
+      return one.result;
+  std::erase_if(entered_, [](const Entered& one) { return one.whole.expired(); });
+  if (entered_.size() >= kMostEntered * axes_.size()) entered_.erase(entered_.begin());
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  at::Tensor result = make();
+  entered_.push_back(
+      {Weak(tensor.getIntrusivePtr()), static_cast<uint32_t>(tensor._version()), asks_gradient(tensor), axis, result});
+  return result;
+}
+
+at::Tensor AxisPass::enter(const at::Tensor& tensor, int axis) {
+  if (!tensor.defined()) return tensor;
+  exchanges(axis).see(tensor, running_);
+  if (!asks_gradient(tensor) || exchanges(axis).law() == GradientLaw::kShares) return tensor;
+  return entered_once(tensor, axis, [&] { return exchanges(axis).enter(tensor, running_); });
+}
+
+at::Tensor AxisPass::gather(const at::Tensor& part, const Cut& cut, bool enters) {
+  if (!enters) return exchanges(cut.axis).gather(part, cut, running_);
+  if (cut.ranges->overlaps()) return enter(exchanges(cut.axis).gather(part, cut, running_), cut.axis);
+  return entered_once(part, cut.axis, [&] { return exchanges(cut.axis).gather_and_enter(part, cut, running_); });
+}
+
+at::Tensor AxisPass::whole(const PlacedArgument& one) {
+  at::Tensor tensor = one.tensor;
+  const Placement::Cuts& cuts = one.known->placement->at(position_);
+  for (auto cut = cuts.rbegin(); cut != cuts.rend(); ++cut) tensor = gather(tensor, *cut, /*enters=*/false);
+  return tensor;
+}
+
+/// This rank's part by `to` of a tensor that it has by `from`, cut otherwise along the same dim.
+at::Tensor AxisPass::recut(const at::Tensor& part, const Cut& from, const Cut& to, int axis) {
+  const int rank = grid_.rank(position_, axis);
+  bool is_inside = from.outer == to.outer && from.ranges->whole() == to.ranges->whole();
+  for (int other = 0; is_inside && other < grid_.ranks(axis); ++other)
+    for (const Interval& one : to.ranges->of_rank(other))
+      is_inside = is_inside && from.ranges->place_of(other, one).size() == one.size();
+  if (!is_inside) return slice_of(enter(gather(part, from, /*enters=*/false), axis), to, rank);
+  std::vector<std::vector<Interval>> local(grid_.ranks(axis));
+  for (const Interval& one : to.ranges->of_rank(rank)) local[rank].push_back(from.ranges->place_of(rank, one));
+  return slice_of(part,
+                  {.dim = from.dim,
+                   .outer = to.outer,
+                   .ranges = std::make_shared<const Ranges>(from.ranges->local(rank), std::move(local))},
+                  rank);
+}
+
+bool AxisPass::may_read_parts() const {
+  return std::ranges::any_of(axes_, [](const PassAxis& axis) { return axis.policy->may_read_parts(); });
+}
+
+/// A program that reads sizes of a part divides a sum over all ranks by the number of its own elements.
+void AxisPass::check_count(const OperatorCall& call, size_t index, const PlacedTensor& sum) const {
+  const std::string& name = call.op.schema().name();
+  const bool divides = name.starts_with("aten::div") || name.starts_with("aten::true_divide");
+  if ((!divides && !name.starts_with("aten::mul")) || sum.local_count == sum.whole_count) return;
+  for (size_t i = 0; i < std::min<size_t>(call.traits.arguments, 2); ++i) {
+    const c10::IValue& value = call.arguments()[i];
+    const bool is_number = value.isTensor() && value.toTensor().defined() && value.toTensor().dim() == 0 &&
+                           value.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
+    if (i == index || (!is_number && !value.isScalar())) continue;
+    const WithoutInterception unseen;
+    const double number = is_number ? value.toTensor().item<double>() : value.toScalar().toDouble();
+    const double count = divides ? number : 1 / number;
+    if (std::abs(count - static_cast<double>(sum.local_count)) > 1e-6 * count) continue;
+    throw StateError(str(name, " divides a sum over the ", sum.whole_count, " elements of a tensor that is cut by ",
+                         sum.local_count, ", the number that rank ", group(0).rank(), " of group '", group(0).name(),
+                         "' has; use mean(), or the whole's number"));
+  }
+}
+
+void AxisPass::refuse(const OperatorCall& call, const at::Tensor& tensor, const std::string& reason,
+                      const std::string& fix) {
+  const auto known = table_.find(tensor);
+  const std::string& parameter = known ? known->parameter : std::string();
+  const bool is_cut = known && known->is_cut() && !known->placement->at(position_).empty();
+  Group& of = group(is_cut ? known->placement->at(position_).front().axis : 0);
+  throw StateError(str(call.op.schema().name(), " ", reason, ": ", tensor.sizes(), " is a slice",
+                       parameter.empty() ? "" : " of \"", parameter, parameter.empty() ? "" : "\"", ", that of rank ",
+                       of.rank(), " of group '", of.name(), "'; ", fix));
+}
+
+}  // namespace trireme

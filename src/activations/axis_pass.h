@@ -1,0 +1,183 @@
+// The pass that runs operators on this rank's parts of tensors, cut over any number of axes, so that results are those
+// of whole tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "activations/exchanges.h"
+#include "activations/placement_table.h"
+#include "trireme/activations/call_arguments.h"
+#include "trireme/activations/call_key.h"
+#include "trireme/activations/decide.h"
+#include "trireme/intercept.h"
+#include "trireme/operators/row.h"
+#include "trireme/operators/rules.h"
+
+namespace trireme {
+
+/// An argument of an operator, or a tensor of a list among its arguments, that is cut.
+struct PlacedArgument {
+  size_t index;
+  at::Tensor tensor;
+  std::shared_ptr<const PlacedTensor> known;
+};
+using PlacedArguments = std::vector<PlacedArgument>;
+
+/// A tensor among the arguments.
+struct Operand {
+  size_t index;  ///< of the argument
+  at::Tensor tensor;
+  const PlacedArgument* found = nullptr;  ///< null: every rank has it whole
+  bool is_written = false;
+};
+using Operands = c10::SmallVector<Operand, 4>;
+
+/// A row that a program says. Nothing: the operator runs on whole tensors. Throws StateError: the answer is none.
+using OwnRow = std::function<std::optional<Row>(const OperatorCall&, const RowCall& of_wholes, const Operands&)>;
+
+class AxisPass;
+
+/// What an axis does in its own way, beside rows.
+class AxisPolicy {
+ public:
+  virtual ~AxisPolicy() = default;
+  /// The row of an operator that the table does not know, or knows otherwise; null: it says none.
+  virtual std::shared_ptr<const OwnRow> own_row(AxisPass& pass, const c10::OperatorHandle& op);
+  /// Runs `call` where its row does not say how (true: it ran), or fits its arguments to it.
+  virtual bool run(AxisPass& pass, OperatorCall& call, Next next, PlacedArguments& found);
+  /// The ranks' sum of what `call`, whose arguments are local by now, gives; undefined: it is computed and summed.
+  virtual at::Tensor summed_product(AxisPass& pass, const OperatorCall& call, Next next);
+  /// The cut of a sum of which each rank is to get a part; nothing: each gets all of it.
+  virtual std::optional<Cut> scattered(const OperatorCall& call, const at::Tensor& part);
+  /// Whether sizes that a program computes with may be those of a part.
+  virtual bool may_read_parts() const { return false; }
+  /// "tensor parallelism".
+  virtual std::string name() const = 0;
+  /// The fix for an operator of which nothing is known.
+  virtual std::string fix_for_unknown() const = 0;
+};
+
+/// An axis over which tensors are cut.
+struct PassAxis {
+  std::shared_ptr<AxisExchanges> exchanges;
+  std::unique_ptr<AxisPolicy> policy;
+};
+
+/// Runs each operator in one of three ways: on this rank's parts, and the result is cut, too; on parts, and ranks join
+/// the results; on whole tensors, which are gathered. Each decision is by schemas, sizes and placements, which are
+/// alike on all ranks; it is kept, so that a model's second step computes none.
+class AxisPass : public Pass {
+ public:
+  /// The last axis is the innermost.
+  AxisPass(PassOrder order, std::vector<PassAxis> axes);
+  ~AxisPass() override;
+  AxisPass(const AxisPass&) = delete;
+  AxisPass& operator=(const AxisPass&) = delete;
+
+  PassOrder order() const override { return order_; }
+  void run(OperatorCall& call, Next next) override;
+
+  void add(const at::Tensor& tensor, PlacedTensor known) { table_.add(tensor, std::move(known)); }
+  /// Null where nothing is known of `tensor`, or on another thread than this pass's.
+  std::shared_ptr<const PlacedTensor> find(const at::Tensor& tensor) {
+    return std::this_thread::get_id() == thread_ ? table_.find(tensor) : nullptr;
+  }
+  /// Nothing: `tensor` is no part, or a backward pass runs, in which gradients are of parts.
+  std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
+  void forget_entered() { entered_.clear(); }
+
+  // What policies are made of.
+  const AxisGrid& grid() const { return grid_; }
+  int position() const { return position_; }
+  AxisExchanges& exchanges(int axis) const { return *axes_[axis].exchanges; }
+  Group& group(int axis) const { return axes_[axis].exchanges->group(); }
+  /// This rank's cut of a part along an axis; null: it is not cut along it.
+  const Cut* cut_of(const PlacedTensor& known, int axis) const;
+  /// `known`, cut by `cut` along its axis in place of what it was.
+  PlacedTensor with_cut(const PlacedTensor& known, const Cut& cut) const;
+  std::vector<int64_t> whole_sizes_of(const PlacedArgument& one) const;
+  /// `tensor`, which every rank has, for use beside parts along an axis.
+  at::Tensor enter(const at::Tensor& tensor, int axis);
+  at::Tensor whole(const PlacedArgument& one);
+  void run_whole(OperatorCall& call, Next next, const PlacedArguments& found);
+  [[noreturn]] void refuse(const OperatorCall& call, const at::Tensor& tensor, const std::string& reason,
+                           const std::string& fix);
+
+ private:
+  PlacedArguments find_arguments(const OperatorCall& call);
+  void share_elements(OperatorCall& call, Next next, PlacedArguments& found);
+  void run_found(OperatorCall& call, Next next, PlacedArguments found);
+  void check_count(const OperatorCall& call, size_t index, const PlacedTensor& sum) const;
+
+  // axis_rows.cpp
+  /// What says what an operator does with dims: the table's entry, or the program's own row.
+  struct Meaning {
+    const OperatorRow* entry = nullptr;
+    std::shared_ptr<const OwnRow> own = nullptr;
+  };
+  struct Decided;
+  static bool gives_views(const OperatorCall& call);
+  static Operands operands_of(const OperatorCall& call, const PlacedArguments& found);
+  std::optional<Row> row_for(const OperatorCall& call, const Meaning& meaning, const RowCall& of_wholes,
+                             const Operands& operands);
+  void run_row(OperatorCall& call, Next next, const Meaning& meaning, const PlacedArguments& found);
+  std::shared_ptr<Decided> decided(const OperatorCall& call, const Meaning& meaning, const Operands& operands);
+  void decide_on(Decided& made, const OperatorCall& call, const Meaning& meaning, const Operands& operands,
+                 bool asks_gradient);
+  at::Tensor localise(OperatorCall& call, const Meaning& meaning, const Operands& operands, Decided& made,
+                      LocalCall& here);
+  at::Tensor summed_product(const OperatorCall& call, Next next, const Decision& decision);
+  void finish(OperatorCall& call, Next next, const LocalCall& here, const Operands& operands, const Decided& made,
+              bool joins, const at::Tensor& added);
+  void check_own_results(const OperatorCall& call, const Operands& operands, const Decided& made,
+                         const std::vector<at::Tensor>& results);
+  at::Tensor placed(const Operand& one, const Placement& wanted, const std::vector<int>& entered);
+  at::Tensor recut(const at::Tensor& part, const Cut& from, const Cut& to, int axis);
+  struct Joined {
+    at::Tensor tensor;
+    std::shared_ptr<const Placement> placement;  ///< null: whole
+    c10::SmallVector<int, 2> scattered = {};     ///< axes along which ranks have parts of the sum
+  };
+  void join(Joined& result, const Decision::Join& join, const OperatorCall& call);
+  void add_term(Joined& result, const at::Tensor& term);
+  void note_count(const at::Tensor& sum, const Decision& decision);
+
+  at::Tensor gather(const at::Tensor& part, const Cut& cut, bool enters);
+  template <class Make>
+  at::Tensor entered_once(const at::Tensor& tensor, int axis, const Make& make);
+  bool may_read_parts() const;
+
+  /// A whole tensor that has entered, so that a second layer does not sum its gradient again.
+  struct Entered {
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> whole;
+    uint32_t version;
+    bool has_gradient;
+    int axis;
+    at::Tensor result;
+  };
+
+  const PassOrder order_;
+  const std::vector<PassAxis> axes_;
+  const AxisGrid grid_;
+  const int position_;
+  std::string running_;  // the operator that is looked at
+  const std::thread::id thread_ = std::this_thread::get_id();
+  PlacementTable table_;
+  std::unordered_map<CallKey, std::shared_ptr<Decided>, CallKey::Hash> decisions_;
+  OperatorRules rules_;
+  OperatorRows rows_;
+  std::vector<Entered> entered_;  // the last ones
+  InterceptScope scope_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,417 @@
+// Operators by their rows: what each rank computes of its parts, and what it needs of others.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/all.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
+#include <ATen/ops/any.h>
+#include <ATen/ops/prod.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "activations/axis_pass.h"
+#include "trireme/activations/decide.h"
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+constexpr int kParameterLeads = 1, kWrittenLeads = 2;
+
+at::Tensor joined(FactorKind kind, const at::Tensor& parts) {
+  switch (kind) {
+    case FactorKind::kMaximum:
+      return at::amax(parts, 0);
+    case FactorKind::kMinimum:
+      return at::amin(parts, 0);
+    case FactorKind::kProduct:
+      return at::prod(parts, 0);
+    case FactorKind::kAny:
+      return at::any(parts, 0);
+    case FactorKind::kAll:
+      return at::all(parts, 0);
+    default:
+      throw Error(ErrorCode::kInternal, "activations: no such join");
+  }
+}
+
+/// Where equal elements share a gradient, ranks would have to count them.
+bool shares_gradient(FactorKind kind) { return kind == FactorKind::kMaximum || kind == FactorKind::kMinimum; }
+
+/// Attention draws, too, and its schema does not say so.
+bool has_dropout(const OperatorCall& call) {
+  const c10::IValue share = value_of(call, "dropout_p");
+  return share.isDouble() && share.toDouble() > 0;
+}
+
+/// Whether all positions keep the first `count` cuts.
+bool is_kept(const Placement& given, const Placement& wanted, int positions, size_t count) {
+  for (int position = 0; position < positions; ++position) {
+    const Placement::Cuts &from = given.at(position), &to = wanted.at(position);
+    if (to.size() < count || !std::equal(from.begin(), from.begin() + count, to.begin())) return false;
+  }
+  return true;
+}
+
+std::shared_ptr<const PlacedTensor> known_as(std::shared_ptr<const Placement> placement) {
+  return std::make_shared<const PlacedTensor>(PlacedTensor{.placement = std::move(placement)});
+}
+
+/// The argument that is added behind a sum, left out before it.
+c10::IValue nothing_for(const c10::Argument& argument, const at::Tensor& term) {
+  if (argument.type()->kind() == c10::TypeKind::OptionalType) return {};
+  return at::zeros({1}, term.options());
+}
+
+}  // namespace
+
+Operands AxisPass::operands_of(const OperatorCall& call, const PlacedArguments& found) {
+  Operands operands;
+  auto known = found.begin();  // in the order of the arguments
+  for (size_t i = 0; i < call.traits.arguments; ++i) {
+    const bool is_written = i < 64 && (call.traits.written >> i & 1) != 0;
+    const auto add = [&](const at::Tensor& tensor) {
+      const bool is_found = known != found.end() && known->index == i && known->tensor.is_same(tensor);
+      operands.push_back({i, tensor, is_found ? &*known : nullptr, is_written});
+      if (is_found) ++known;
+    };
+    const c10::IValue& value = call.arguments()[i];
+    if (value.isTensor())
+      add(value.toTensor());
+    else if (value.isTensorList() || value.isOptionalTensorList())
+      for (const at::Tensor& tensor : tensors_among(call.arguments().slice(i, 1))) add(tensor);
+  }
+  return operands;
+}
+
+/// The row, of which every argument has the sizes that the row says; nothing: the operator runs on whole tensors.
+/// Refuses a call that joins unlike ones.
+std::optional<Row> AxisPass::row_for(const OperatorCall& call, const Meaning& meaning, const RowCall& of_wholes,
+                                     const Operands& operands) {
+  std::optional<Row> row =
+      meaning.entry != nullptr ? meaning.entry->row(of_wholes) : (*meaning.own)(call, of_wholes, operands);
+  if (!row) return row;
+  for (size_t i = row->arguments.size(); i < operands.size(); ++i) {
+    row->arguments.emplace_back();
+    for (const int64_t size : of_wholes.sizes(i)) row->arguments[i].push_back(row->dim(size, FactorKind::kWhole));
+  }
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const at::IntArrayRef sizes = of_wholes.sizes(i);
+    const std::vector<int64_t> of_row = row->sizes_of(row->arguments[i]);
+    for (size_t dim = 0; of_row.size() == sizes.size() && dim < sizes.size(); ++dim) {
+      if (of_row[dim] == sizes[dim]) continue;
+      const auto lead = std::ranges::find_if(operands, [](const Operand& one) { return one.found != nullptr; });
+      refuse(call, lead->tensor,
+             str("joins ", operands[i].tensor.sizes(), ", which is ",
+                 operands[i].found != nullptr ? "cut otherwise" : "not cut", ", with a part"),
+             str("make it of the whole's size, ", of_row[dim], " in dim ", dim));
+    }
+  }
+  return row;
+}
+
+/// What is decided of a call, alike for all that differ in their tensors' values alone.
+struct AxisPass::Decided {
+  enum class Way : uint8_t { kByRow, kWhole, kNewSizes };
+  Row row = {};
+  Decision decision = {};
+  std::optional<RowCall> of_wholes = {};
+  Way way = Way::kByRow;
+  int term = -1;           ///< the operand that is left out and added behind the join
+  bool copies = false;     ///< what would be views of the arguments shares no memory with them
+  bool has_moves = false;  ///< an operand has to be exchanged, or entered
+  bool is_known = false;   ///< `plain` is: arguments that are no tensors mean the same in each such call
+  std::vector<std::pair<size_t, c10::IValue>> plain = {};      ///< arguments that mean something else here
+  std::vector<std::vector<int>> entered = {};                  ///< by operand: axes along which it enters as a whole
+  std::vector<std::shared_ptr<const Placement>> results = {};  ///< null: whole
+  std::vector<std::shared_ptr<const Placement>> kept = {};     ///< what the key names by address; so the next one
+  std::shared_ptr<const OwnRow> own = {};
+};
+
+std::shared_ptr<AxisPass::Decided> AxisPass::decided(const OperatorCall& call, const Meaning& meaning,
+                                                     const Operands& operands) {
+  constexpr size_t kMostDecisions = 4096;
+  const bool asks_gradient = at::GradMode::is_enabled() && std::ranges::any_of(operands, [](const Operand& one) {
+                               return one.tensor.defined() && one.tensor.requires_grad();
+                             });
+  CallKey key(call);
+  key.add(asks_gradient ? 1 : 0);
+  key.add(meaning.own.get());
+  for (const Operand& one : operands) {
+    key.add(one.found == nullptr ? 0 : one.found->known->is_parameter ? 1 : 2);
+    key.add(one.found == nullptr ? nullptr : one.found->known->placement.get());
+  }
+  if (key.is_complete())
+    if (const auto found = decisions_.find(key); found != decisions_.end()) return found->second;
+  auto made = std::make_shared<Decided>();
+  made->own = meaning.own;
+  decide_on(*made, call, meaning, operands, asks_gradient);
+  if (!key.is_complete()) return made;
+  if (decisions_.size() >= kMostDecisions) decisions_.clear();
+  return decisions_.emplace(std::move(key), std::move(made)).first->second;
+}
+
+void AxisPass::decide_on(Decided& made, const OperatorCall& call, const Meaning& meaning, const Operands& operands,
+                         bool asks_gradient) {
+  std::vector<std::vector<int64_t>> sizes;
+  std::vector<Placement> placements;
+  std::vector<int> leads;
+  for (const Operand& one : operands) {
+    const PlacedTensor* const known = one.found != nullptr ? one.found->known.get() : nullptr;
+    sizes.push_back(known != nullptr       ? whole_sizes_of(*one.found)
+                    : one.tensor.defined() ? one.tensor.sizes().vec()
+                                           : std::vector<int64_t>());
+    placements.push_back(known != nullptr ? *known->placement : Placement(grid_.positions()));
+    if (known != nullptr) made.kept.push_back(known->placement);
+    leads.push_back(one.is_written ? kWrittenLeads : known != nullptr && known->is_parameter ? kParameterLeads : 0);
+  }
+  made.of_wholes.emplace(RowCall(call.op, call.arguments(), std::move(sizes)).kept());
+  const std::optional<Row> row = row_for(call, meaning, *made.of_wholes, operands);
+  if (!row) {
+    made.way = Decided::Way::kWhole;
+    return;
+  }
+  made.row = *row;
+  made.decision = decide(made.row, placements, grid_, leads);
+  const Decision& decision = made.decision;
+  const bool needs_counts = asks_gradient && std::ranges::any_of(decision.joins, [](const Decision::Join& join) {
+                              return shares_gradient(join.kind);
+                            });
+  if (decision.divided.empty() || needs_counts) made.way = Decided::Way::kWhole;
+  for (size_t i = 0; i < operands.size() && made.way == Decided::Way::kByRow; ++i) {
+    if (!operands[i].is_written) continue;
+    if (!(decision.arguments[i] == placements[i]))
+      made.way = Decided::Way::kWhole;
+    else if (!(decision.results[0] == placements[i]) ||
+             made.row.sizes_of(made.row.results[0]) != made.row.sizes_of(made.row.arguments[i]))
+      made.way = Decided::Way::kNewSizes;
+  }
+  made.term = decision.joins.empty() ? -1 : made.row.term;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    std::vector<int>& entered = made.entered.emplace_back();
+    if (!operands[i].tensor.defined() || operands[i].is_written) continue;
+    const bool is_term = static_cast<int>(i) == made.term;
+    for (const int axis : decision.divided)
+      if (!decision.arguments[i].is_cut_along(axis) && (!is_term || decision.results[0].is_cut_along(axis)))
+        entered.push_back(axis);
+    const bool is_moved = !(decision.arguments[i] == placements[i]);
+    made.has_moves = made.has_moves || !entered.empty() || is_moved;
+    made.copies = made.copies || is_moved;
+  }
+  made.copies = (made.copies || !decision.joins.empty()) && gives_views(call);
+  for (const Placement& placement : decision.results)
+    made.results.push_back(placement.at(0).empty() ? nullptr : std::make_shared<const Placement>(placement));
+}
+
+void AxisPass::run_row(OperatorCall& call, Next next, const Meaning& meaning, const PlacedArguments& found) {
+  const Operands operands = operands_of(call, found);
+  // The decision is kept while the operator runs, which may run others.
+  const std::shared_ptr<Decided> made = decided(call, meaning, operands);
+  if (made->way == Decided::Way::kWhole) return run_whole(call, next, found);
+  if (made->way == Decided::Way::kNewSizes)
+    refuse(call, found[0].tensor, "changes the sizes in place of", "use the operator without _");
+  LocalCall here;
+  at::Tensor added;
+  if (!made->has_moves && made->is_known) {
+    for (const auto& [index, value] : made->plain) argument(call, index) = value;
+  } else {
+    next.run(call, [&] { added = localise(call, meaning, operands, *made, here); });
+  }
+  if (call.traits.random || has_dropout(call)) call.stream = RandomStream::kSlice;
+  bool is_summed = false;
+  if (const at::Tensor sum = summed_product(call, next, made->decision); sum.defined()) {
+    is_summed = true;
+    give(call, {sum});
+  } else if (here.run) {
+    give(call, next.run(call, [&] {
+      const std::vector<at::Tensor> results = here.run(here.arguments);
+      if (call.op.schema().returns()[0].type()->kind() == c10::TypeKind::ListType)
+        return std::vector<c10::IValue>{c10::List<at::Tensor>(results)};
+      return std::vector<c10::IValue>(results.begin(), results.end());
+    }));
+  } else {
+    next(call);
+  }
+  finish(call, next, here, operands, *made, !is_summed, added);
+}
+
+/// The arguments become this rank's. The term that is to be added behind a sum, if there is one.
+at::Tensor AxisPass::localise(OperatorCall& call, const Meaning& meaning, const Operands& operands, Decided& made,
+                              LocalCall& here) {
+  const Decision& decision = made.decision;
+  std::vector<at::Tensor> tensors;
+  for (size_t i = 0; i < operands.size(); ++i)
+    tensors.push_back(operands[i].is_written ? operands[i].tensor
+                                             : placed(operands[i], decision.arguments[i], made.entered[i]));
+  const at::Tensor added = made.term >= 0 ? tensors[made.term] : at::Tensor();
+  here.arguments = with_tensors(call.arguments().vec(), tensors);
+  if (made.term >= 0) {
+    const size_t index = operands[made.term].index;
+    here.arguments[index] = nothing_for(call.op.schema().arguments()[index], added);
+  }
+  const std::vector<c10::IValue> before = here.arguments;
+  if (meaning.entry != nullptr && meaning.entry->localise != nullptr)
+    meaning.entry->localise(*made.of_wholes, decision.local[position_], here);
+  made.is_known = !here.run && !here.mend && made.term < 0;
+  made.plain.clear();
+  for (size_t i = 0; i < before.size(); ++i) {
+    if (!before[i].isSameIdentity(here.arguments[i])) {
+      made.plain.emplace_back(i, here.arguments[i]);
+      made.is_known = made.is_known && !here.arguments[i].isTensor();
+    }
+    argument(call, i) = here.arguments[i];
+  }
+  return added;
+}
+
+/// A sum over ranks that an axis computes in its own way; undefined: it does not.
+at::Tensor AxisPass::summed_product(const OperatorCall& call, Next next, const Decision& decision) {
+  if (decision.joins.size() != 1 || decision.joins[0].kind != FactorKind::kSum) return {};
+  return axes_[decision.joins[0].axis].policy->summed_product(*this, call, next);
+}
+
+/// This rank's results become those of the call: joined over ranks, and known as parts.
+void AxisPass::finish(OperatorCall& call, Next next, const LocalCall& here, const Operands& operands,
+                      const Decided& made, bool joins, const at::Tensor& added) {
+  const Decision& decision = made.decision;
+  std::vector<at::Tensor> results = tensors_among(call.results());
+  if (made.own != nullptr) check_own_results(call, operands, made, results);
+  const auto placement_of = [&](size_t i) { return made.results[std::min(i, made.results.size() - 1)]; };
+  const bool gathers_output = operands.size() > 1 && std::ranges::any_of(operands, [](const Operand& one) {
+                                return one.found != nullptr && one.found->known->gathers_output;
+                              });
+  const bool is_of_parameter = operands.size() == 1 && operands[0].found->known->is_parameter;
+  c10::SmallVector<Joined, 2> found;
+  for (size_t i = 0; i < results.size(); ++i) found.push_back({results[i], placement_of(i)});
+  if (here.mend || (joins && !decision.joins.empty()) || added.defined() || gathers_output) {
+    next.run(call, [&] {
+      if (here.mend) here.mend(results);
+      for (size_t i = 0; i < results.size(); ++i) {
+        if (!results[i].defined()) continue;
+        found[i].tensor = results[i];
+        for (auto one = decision.joins.rbegin(); joins && one != decision.joins.rend(); ++one)
+          if (made.results.empty() || !decision.results[std::min(i, made.results.size() - 1)].is_cut_along(one->axis))
+            join(found[i], *one, call);
+        if (added.defined()) add_term(found[i], added);
+        if (gathers_output && found[i].placement != nullptr) {
+          found[i].tensor = whole({0, found[i].tensor, known_as(found[i].placement)});
+          found[i].placement = nullptr;
+        }
+        results[i] = found[i].tensor;
+      }
+    });
+    const size_t count = call.op.schema().returns().size();
+    const std::vector<c10::IValue> joined = with_tensors(call.results().vec(), results);
+    for (size_t i = 0; i < count; ++i) call.stack[call.stack.size() - count + i] = joined[i];
+  }
+  if (operands.size() == 1 && may_read_parts()) note_count(results[0], decision);
+  for (const Joined& one : found) {
+    if (!one.tensor.defined() || (one.placement == nullptr && !made.copies)) continue;
+    const bool is_written =
+        std::ranges::any_of(operands, [&](const Operand& operand) { return operand.tensor.is_same(one.tensor); });
+    if (!is_written)
+      table_.add(one.tensor, {.placement = one.placement, .is_parameter = is_of_parameter, .is_copy = made.copies});
+  }
+}
+
+/// A program's own row says of results in which dim they are cut, and no sizes.
+void AxisPass::check_own_results(const OperatorCall& call, const Operands& operands, const Decided& made,
+                                 const std::vector<at::Tensor>& results) {
+  const auto lead = std::ranges::find_if(operands, [](const Operand& one) { return one.found != nullptr; });
+  const auto refuse_results = [&](const std::string& what) {
+    refuse(call, lead->tensor, str("gives ", what, ", which its rule does not say"),
+           "name the dim in which each result is cut in PartitionAnswer::results");
+  };
+  if (results.size() != call.results().size()) refuse_results("no tensor");
+  if (results.size() != made.results.size())
+    refuse_results(str(results.size(), results.size() == 1 ? " result" : " results"));
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (made.results[i] == nullptr || !results[i].defined()) continue;
+    for (const Cut& cut : made.results[i]->at(position_))
+      if (cut.dim >= results[i].dim() || results[i].size(cut.dim) != cut.local(grid_.rank(position_, cut.axis)))
+        refuse_results(str(results[i].sizes()));
+  }
+}
+
+/// A program that reads sizes of a part may divide a sum of all ranks by the number of its own elements.
+void AxisPass::note_count(const at::Tensor& sum, const Decision& decision) {
+  const bool is_sum = decision.joins.size() == 1 && decision.joins[0].kind == FactorKind::kSum;
+  if (!is_sum || !sum.defined()) return;
+  const LocalRow& local = decision.local[position_];
+  PlacedTensor known{.local_count = 1, .whole_count = 1};
+  for (size_t factor = 0; factor < local.sizes.size(); ++factor) {
+    if (local.row->factors[factor].kind != FactorKind::kSum) continue;
+    known.local_count *= local.sizes[factor];
+    known.whole_count *= local.row->factors[factor].size;
+  }
+  table_.add(sum, std::move(known));
+}
+
+void AxisPass::join(Joined& result, const Decision::Join& join, const OperatorCall& call) {
+  AxisExchanges& axis = exchanges(join.axis);
+  const std::string& name = call.op.schema().name();
+  if (join.kind == FactorKind::kSum || join.kind == FactorKind::kPlaces) {
+    const std::optional<Cut> cut = axes_[join.axis].policy->scattered(call, result.tensor);
+    if (!cut) {
+      result.tensor = axis.sum(result.tensor, name);
+      return;
+    }
+    result.tensor = axis.scatter(result.tensor, *cut, name);
+    Cut of_axis = *cut;
+    of_axis.axis = join.axis;
+    result.placement = with_cut({.placement = result.placement}, of_axis).placement;
+    result.scattered.push_back(join.axis);
+  } else if (join.kind == FactorKind::kMean) {
+    result.tensor = axis.sum(result.tensor * join.shares[position_], name);
+  } else {
+    const int ranks = grid_.ranks(join.axis);
+    const Cut by_rank{.axis = join.axis, .ranges = std::make_shared<const Ranges>(Ranges::even(ranks, ranks))};
+    result.tensor = joined(join.kind, axis.gather(result.tensor.unsqueeze(0), by_rank, name));
+  }
+}
+
+/// The term of a sum, in the dtype that autocast has chosen for it. Of a sum that was scattered this rank adds its
+/// part.
+void AxisPass::add_term(Joined& result, const at::Tensor& term) {
+  at::Tensor added = term.to(result.tensor.scalar_type());
+  for (const int axis : result.scattered) {
+    added = enter(added, axis);
+    Cut own = *cut_of({.placement = result.placement}, axis);
+    own.dim += added.dim() - result.tensor.dim();
+    if (own.dim >= 0 && added.size(own.dim) != 1) added = slice_of(added, own, grid_.rank(position_, axis));
+  }
+  result.tensor = result.tensor + added;
+}
+
+/// The operand as `wanted`: gathered as far as needed, then taken, and entered along axes that divide the rest.
+at::Tensor AxisPass::placed(const Operand& one, const Placement& wanted, const std::vector<int>& entered) {
+  at::Tensor tensor = one.tensor;
+  if (!tensor.defined()) return tensor;
+  const Placement::Cuts& to = wanted.at(position_);
+  size_t at = 0;
+  if (one.found != nullptr) {
+    const Placement& given = *one.found->known->placement;
+    const Placement::Cuts& from = given.at(position_);
+    for (at = from.size(); !is_kept(given, wanted, grid_.positions(), at); --at) {
+      const Cut& last = from[at - 1];
+      const bool is_recut = at == to.size() && to[at - 1].axis == last.axis && to[at - 1].dim == last.dim &&
+                            is_kept(given, wanted, grid_.positions(), at - 1);
+      if (is_recut) {
+        tensor = recut(tensor, last, to[at - 1], last.axis);
+        break;
+      }
+      tensor = gather(tensor, last, std::ranges::find(entered, last.axis) != entered.end());
+    }
+  }
+  for (; at < to.size(); ++at)
+    tensor = slice_of(enter(tensor, to[at].axis), to[at], grid_.rank(position_, to[at].axis));
+  for (const int axis : entered) {
+    const bool was_gathered = one.found != nullptr && one.found->known->placement->is_cut_along(axis);
+    if (!was_gathered) tensor = enter(tensor, axis);
+  }
+  return tensor;
+}
+
+}  // namespace trireme
