@@ -71,12 +71,13 @@ at::Tensor unfolded(const at::Tensor& tensor, const Cut& cut, int64_t size) {
 
 at::Tensor all_gathered(const at::Tensor& slice, const Cut& cut, Group& group) {
   const Ranges& slices = *cut.ranges;
-  const int64_t own = slices.local(group.rank());
-  int64_t most = 0;
+  std::vector<int64_t> sizes = slice.sizes().vec();
+  int64_t most = 0, of_index = cut.outer;  // elements for each index of the ranges
   for (int rank = 0; rank < group.size(); ++rank) most = std::max(most, slices.local(rank));
-  const int64_t numel = own == 0 ? 0 : slice.numel() / own * most;
-  at::Tensor sent = slice.contiguous().flatten();
-  if (own != most) {
+  for (size_t dim = 0; dim < sizes.size(); ++dim) of_index *= static_cast<int64_t>(dim) == cut.dim ? 1 : sizes[dim];
+  const int64_t numel = of_index * most;
+  at::Tensor sent = slice.resolve_neg().resolve_conj().contiguous().flatten();  // as it stands in memory
+  if (slice.numel() != numel) {
     const WithoutInterception own_operators;  // to the pass a copy of a slice into a whole tensor is one of all slices
     const at::Tensor padded = at::empty({numel}, slice.options());
     padded.narrow(0, 0, slice.numel()).copy_(sent);
@@ -84,14 +85,13 @@ at::Tensor all_gathered(const at::Tensor& slice, const Cut& cut, Group& group) {
   }
   const at::Tensor all = at::empty({group.size(), numel}, slice.options());
   group.all_gather(all.flatten(), sent.detach()).wait();
-  std::vector<int64_t> sizes = slice.sizes().vec();
   sizes[static_cast<size_t>(cut.dim)] = cut.whole();
   const at::Tensor whole = at::empty(sizes, slice.options());
   const at::Tensor places = unfolded(whole, cut, slices.whole());
   for (int rank = 0; rank < group.size(); ++rank) {
     sizes[static_cast<size_t>(cut.dim)] = cut.local(rank);
     const int64_t local = slices.local(rank);
-    const at::Tensor part = unfolded(all[rank].narrow(0, 0, slice.numel() / own * local).view(sizes), cut, local);
+    const at::Tensor part = unfolded(all[rank].narrow(0, 0, of_index * local).view(sizes), cut, local);
     int64_t at = 0;
     for (const Interval& one : slices.of_rank(rank)) {
       places.narrow(cut.dim + 1, one.begin, one.size()).copy_(part.narrow(cut.dim + 1, at, one.size()));
@@ -259,6 +259,7 @@ struct Share : Function<Share> {
 at::Tensor slice_of(const at::Tensor& whole, const Cut& cut, int rank) {
   const std::vector<Interval>& own = cut.ranges->of_rank(rank);
   if (cut.outer == 1 && own.size() == 1) return whole.narrow(cut.dim, own[0].begin, own[0].size());
+  if (own.empty()) return whole.narrow(cut.dim, 0, 0);
   const at::Tensor places = unfolded(whole, cut, cut.ranges->whole());
   std::vector<at::Tensor> parts;
   for (const Interval& one : own) parts.push_back(places.narrow(cut.dim + 1, one.begin, one.size()));

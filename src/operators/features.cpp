@@ -1,6 +1,7 @@
 // Norms over features or groups of them, and convolutions of groups: a dim of channels is (groups, channels of each).
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/ones.h>
 
 #include <algorithm>
 
@@ -160,11 +161,14 @@ void localise_convolution(const RowCall& call, const LocalRow& local, LocalCall&
   const DimFactors& channels = input[input.size() + 1 - weight.size()];
   if (call.integer("groups", 1) > 1) here.arguments[call.index_of("groups")] = local.sizes[channels[0]];
   if (channels.empty() || !call.tensor_of("bias")) return;
-  // The bias goes along dim 1, so it is no term: the rank that has the first of the summed channels adds it.
+  // The bias goes along dim 1, so it is no term: the rank that has the first of the summed channels adds it. Others add
+  // 0, and take part in the exchange of its gradient.
   const uint8_t summed = channels.back();
   if (local.row->factors[summed].kind != FactorKind::kSum || !local.is_cut(summed)) return;
   const auto& owned = local.owned[summed];
-  if (owned.empty() || owned[0].begin != 0) here.arguments[call.index_of("bias")] = c10::IValue();
+  if (!owned.empty() && owned[0].begin == 0) return;
+  const at::Tensor bias = tensor_in(here.arguments, call, "bias");
+  here.arguments[call.index_of("bias")] = bias.masked_fill(at::ones({}, bias.options().dtype(at::kBool)), 0);
 }
 
 }  // namespace trireme::rows

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "activations/exchanges.h"
 #include "trireme/activations/call_arguments.h"
 #include "trireme/activations/decide.h"
 #include "trireme/activations/placement.h"
@@ -28,10 +29,6 @@
 #include "trireme/operators/row.h"
 
 namespace trireme::testing {
-
-/// Gradients of a tensor that ranks along an axis have whole: each rank has all of it, or a share that is as many times
-/// too large as there are ranks, since each counts the loss once.
-enum class GradientLaw : uint8_t { kWhole, kShares };
 
 struct Axes {
   AxisGrid grid;

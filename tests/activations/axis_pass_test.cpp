@@ -1,0 +1,173 @@
+// The pass on ranks of two axes, one of each law of gradients, as threads with real exchanges: every operator of the
+// table, tensors cut at random, against the whole.
+#include "activations/axis_pass.h"
+
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/activations/row_trials.h"
+#include "tests/support/operators/quiet.h"
+#include "tests/support/run_ranks.h"
+#include "trireme/intercept/random_streams.h"
+
+namespace trireme::testing {
+namespace {
+
+class NoPolicy final : public AxisPolicy {
+ public:
+  std::string name() const override { return "a test"; }
+  std::string fix_for_unknown() const override { return "nothing"; }
+};
+
+/// A call on wholes, how ranks have its tensors, and what it gives.
+struct Trial {
+  std::string text;
+  c10::OperatorHandle op;
+  std::vector<c10::IValue> arguments;
+  std::vector<at::Tensor> wholes;  ///< with their gradients
+  std::vector<Parts> parts;
+  std::vector<at::Tensor> truth;
+};
+
+at::Tensor weight_of(const at::Tensor& result) {
+  return at::arange(result.numel(), at::kDouble).mul(0.7).add(0.3).sin().view(result.sizes());
+}
+
+void backward(const std::vector<at::Tensor>& results) {
+  at::Tensor loss;
+  for (const at::Tensor& one : results) {
+    if (!one.requires_grad()) continue;
+    const at::Tensor term = (one * weight_of(one)).sum();
+    loss = loss.defined() ? loss + term : term;
+  }
+  if (loss.defined()) torch::autograd::backward({loss}, {});
+}
+
+/// Nothing: libtorch gives no gradient of this call.
+std::optional<Trial> trial_of(const OperatorCase& one, Random& random) {
+  const size_t dot = one.op.find('.');
+  const auto op = c10::Dispatcher::singleton().findSchema(
+      {one.op.substr(0, dot), dot == std::string::npos ? "" : one.op.substr(dot + 1)});
+  Trial trial{.text = text_of(one), .op = *op, .arguments = one.arguments};
+  for (size_t i = trial.arguments.size(); i < op->schema().arguments().size(); ++i)
+    trial.arguments.push_back(op->schema().arguments()[i].default_value().value_or(c10::IValue()));
+  const std::vector<bool> is_differentiable = differentiable(*op, trial.arguments);
+  for (const at::Tensor& tensor : tensors_among(trial.arguments)) {
+    const bool has_gradient = one.is_smooth && is_differentiable[trial.wholes.size()];
+    at::Tensor whole = tensor.defined() ? tensor.detach().clone() : tensor;
+    if (has_gradient) whole.requires_grad_();
+    const Placement placement =
+        whole.defined() ? random_placement(random, whole.sizes().vec()) : Placement(axes().grid.positions());
+    trial.parts.push_back(distributed(whole, placement, axes()));
+    trial.wholes.push_back(std::move(whole));
+  }
+  trial.truth = called(*op, with_tensors(trial.arguments, trial.wholes));
+  try {
+    if (one.is_smooth) backward(trial.truth);
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
+  return trial;
+}
+
+/// The pass of a rank of the grid, the last axis the fastest.
+std::unique_ptr<AxisPass> pass_of(const std::vector<std::unique_ptr<Group>>& groups) {
+  std::vector<PassAxis> own;
+  for (int axis = 0; axis < axes().grid.axes(); ++axis)
+    own.push_back(
+        {std::make_shared<AxisExchanges>(*groups[axis], axes().laws[axis], "a test"), std::make_unique<NoPolicy>()});
+  return std::make_unique<AxisPass>(PassOrder::kTensor, std::move(own));
+}
+
+std::vector<std::unique_ptr<Group>> groups_of(Group& world) {
+  const AxisGrid& grid = axes().grid;
+  std::vector<std::unique_ptr<Group>> groups;
+  for (int axis = 0; axis < grid.axes(); ++axis) {
+    std::vector<std::vector<int>> parts;
+    for (int position = 0; position < grid.positions(); ++position)
+      if (grid.rank(position, axis) == 0) parts.push_back(grid.along(position, axis));
+    groups.push_back(world.split(parts, str("axis ", axis)));
+  }
+  return groups;
+}
+
+/// The difference of this rank from the whole; "": none.
+std::string difference(AxisPass& pass, const Trial& trial) {
+  std::vector<at::Tensor> own;
+  for (size_t i = 0; i < trial.parts.size(); ++i) {
+    const at::Tensor& part = trial.parts[i].local[pass.position()];
+    own.push_back(part.defined() ? part.detach().clone() : part);
+    if (!part.defined()) continue;
+    if (part.requires_grad()) own.back().requires_grad_();
+    if (!trial.parts[i].placement.at(0).empty())
+      pass.add(own.back(), {.placement = std::make_shared<const Placement>(trial.parts[i].placement)});
+  }
+  std::vector<at::Tensor> results = called(trial.op, with_tensors(trial.arguments, own));
+  if (results.size() != trial.truth.size()) return "another number of results";
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (const auto known = pass.find(results[i]); known && known->is_cut())
+      results[i] = pass.whole({0, results[i], known});
+    if (results[i].sizes() != trial.truth[i].sizes())
+      return str("sizes of result ", i, ": ", results[i].sizes(), " and not ", trial.truth[i].sizes());
+    const WithoutInterception unseen;
+    if (!at::allclose(results[i].to(at::kDouble), trial.truth[i].to(at::kDouble), 1e-9, 1e-9, /*equal_nan=*/true))
+      return str("values of result ", i);
+  }
+  backward(results);
+  const WithoutInterception unseen;
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (!own[i].defined() || !trial.wholes[i].grad().defined()) continue;
+    const Placement& placement = trial.parts[i].placement;
+    // Where the tensor is whole along the axis of shares, these add up.
+    at::Tensor found = own[i].grad().defined() ? own[i].grad().clone() : at::zeros_like(own[i]);
+    if (!placement.is_cut_along(0)) pass.group(0).all_reduce(found).wait();
+    at::Tensor expected = trial.wholes[i].grad();
+    for (const Cut& cut : placement.at(pass.position()))
+      expected = cut.slice(expected, axes().grid.rank(pass.position(), cut.axis));
+    if (!at::allclose(found, expected * axes().grid.ranks(0), 1e-8, 1e-9, /*equal_nan=*/true))
+      return str("gradient of argument ", i);
+  }
+  return "";
+}
+
+TEST(AxisPass, RunsEveryOperatorOfTheTableOverTwoAxes) {
+  const QuietWarnings quiet;
+  const int64_t trials = of_environment("TRIREME_PASS_TRIALS", 2), seed = of_environment("TRIREME_ROW_SEED", 1);
+  std::vector<Trial> all;
+  for (const NamedCase& named : operator_cases()) {
+    Random random(seed);
+    manual_seed(seed);
+    for (int64_t i = 0; i < trials; ++i)
+      if (const auto one = named.make(random, {}))
+        if (auto trial = trial_of(*one, random)) all.push_back(*std::move(trial));
+  }
+  EXPECT_GT(all.size(), 800u);
+  run_ranks(axes().grid.positions(), [&](Rank& rank) {
+    const QuietWarnings quiet_here;
+    const std::vector<std::unique_ptr<Group>> groups = groups_of(rank.world());
+    const std::unique_ptr<AxisPass> pass = pass_of(groups);
+    for (const Trial& trial : all) {
+      std::string problem;
+      try {
+        problem = difference(*pass, trial);
+      } catch (const c10::Error& error) {
+        problem = error.what_without_backtrace();
+      } catch (const std::exception& error) {
+        problem = error.what();
+      }
+      EXPECT_EQ(problem, "") << trial.text << " on rank " << rank.id();
+      if (!problem.empty()) return;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace trireme::testing
