@@ -301,8 +301,15 @@ class PartHooks final : public ForwardingVariableHooks {
     return real().is_view(told(self));
   }
   const Base& base(const Base& self) const override {
-    if (PartTensor::of(self) != nullptr) part_tensor::refuse("what it is a view of is not known");
-    return real().base(self);
+    PartTensor* const part = PartTensor::of(self);
+    if (part == nullptr) return real().base(self);
+    // libtorch asks for its history alone.
+    if (!part->base_.defined()) {
+      const at::Tensor base(real().base(told(self)));
+      part->base_ = PartTensor::wrap(base, std::make_shared<const PartOf>(base.sizes().vec(), Placement(0)));
+      PartTensor::of(part->base_)->is_known_ = false;
+    }
+    return part->base_;
   }
   const std::string& name(const Base& self) const override { return real().name(told(self)); }
   bool is_leaf(const Base& self) const override { return real().is_leaf(told(self)); }
@@ -354,10 +361,11 @@ bool has_parts(const OperatorCall& call) {
   bool found = false;
   for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) {
     if (!tensor.defined()) return;
-    if (PartTensor::of(tensor) != nullptr)
+    if (const PartTensor* const part = PartTensor::of(tensor)) {
+      part->check_known();
       found = true;
-    else if (const at::Tensor& inner = under_transforms(tensor);
-             !inner.is_same(tensor) && PartTensor::of(inner) != nullptr)
+    } else if (const at::Tensor& inner = under_transforms(tensor);
+               !inner.is_same(tensor) && PartTensor::of(inner) != nullptr)
       part_tensor::refuse(str(call.op.schema().name(), " in a transform of torch.func (vmap, grad, jvp) is not there"));
   });
   if (!found) return false;
@@ -486,6 +494,11 @@ void PartTensor::mend_written_view() {
   written->fn = make_node<part_tensor::WrittenView>(of_, local_, written->fn);
 }
 
+void PartTensor::check_known() const {
+  if (!is_known_)
+    part_tensor::refuse("of what it is a view of, the whole is not known; keep the tensor by its own name");
+}
+
 at::Tensor PartTensor::local() {
   mend();
   return local_;
@@ -515,7 +528,9 @@ const c10::Storage& PartTensor::storage() const {
 }
 
 c10::IntArrayRef PartTensor::sizes_custom() const {
-  return program_looks() ? c10::IntArrayRef(of_->sizes) : local_.sizes();
+  if (!program_looks()) return local_.sizes();
+  check_known();
+  return of_->sizes;
 }
 c10::IntArrayRef PartTensor::strides_custom() const {
   return program_looks() ? c10::IntArrayRef(strides_) : local_.strides();
@@ -560,6 +575,7 @@ void PartTensor::release_resources() {
   heard_ = nullptr;
   asked_ = nullptr;
   accumulator_ = nullptr;
+  base_.reset();
   local_.reset();
   TensorImpl::release_resources();
 }

@@ -36,8 +36,8 @@ bool program_looks() noexcept;
 ///             function gets and returns are parts. A gradient that is whole where a part is meant is cut by the pass.
 ///             grad_fn() of a part is a node of ours in front of the real one, of a leaf too. A hook of such a *node*
 ///             would not be called: the next backward pass refuses it. Gradients of gradients are refused.
-/// Refused     by StateError: what is above; set_data() of a part with what is none, or the other way round; the base
-///             of a view; shallow_copy_from().
+/// Refused     by StateError: what is above; set_data() of a part with what is none, or the other way round; the
+///             sizes and uses of a view's base.
 /// Pass        asks has_parts() first; it calls local() again of a part that an operator has written, and gives the
 ///             part back as the result.
 /// Python      calls its engine directly: its `inputs=` of grad() and hooks of nodes need a patch of their own.
@@ -80,6 +80,7 @@ class PartTensor final : public c10::TensorImpl {
 
  private:
   friend class PartHooks;
+  friend bool has_parts(const OperatorCall& call);
   const char* tensorimpl_type_name() const override { return "PartTensor"; }
   void lay_out();
   void share();
@@ -87,6 +88,7 @@ class PartTensor final : public c10::TensorImpl {
   bool speaks_of_wholes(const torch::autograd::Node& node, uint32_t output) const;
   void mend();
   void mend_written_view();
+  void check_known() const;
   const NodePtr& node_for_program();
 
   at::Tensor local_;
@@ -94,9 +96,11 @@ class PartTensor final : public c10::TensorImpl {
   c10::SmallVector<int64_t, 5> strides_;  ///< of the whole
   int64_t numel_of_whole_ = 1;
   bool shares_ = false;
-  NodePtr heard_;        ///< the history's node, known to speak of the local sizes
-  NodePtr asked_;        ///< the node in front of it
-  NodePtr accumulator_;  ///< of a leaf
+  bool is_known_ = true;  ///< otherwise it stands for the base of a view
+  NodePtr heard_;         ///< the history's node, known to speak of the local sizes
+  NodePtr asked_;         ///< the node in front of it
+  NodePtr accumulator_;   ///< of a leaf
+  at::Tensor base_;       ///< of a view, where libtorch has asked for it
 };
 
 /// Whether a part is among the arguments. Throws StateError where parts are refused by name: operators that change the
