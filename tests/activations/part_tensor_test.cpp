@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "tests/activations/parts_by_rows.h"
+#include "trireme/recompute/recompute.h"
 
 namespace trireme::testing {
 namespace {
@@ -410,9 +411,15 @@ at::Tensor sized(const at::Tensor& x, const at::Tensor& w) {
          (rows * rows * rows);
 }
 
+std::atomic<int> on_other_threads = 0;
+
 /// So many checkpoints around one another.
 Block nested(int depth, const at::Tensor& w) {
-  if (depth == 0) return [w](const at::Tensor& y) { return sized(y, w); };
+  if (depth == 0)
+    return [w, thread = std::this_thread::get_id()](const at::Tensor& y) {
+      if (std::this_thread::get_id() != thread) ++on_other_threads;
+      return sized(y, w);
+    };
   return [inner = nested(depth - 1, w)](const at::Tensor& y) {
     return checkpoint(inner, y * 1.01) * (static_cast<double>(y.size(0)) / 5);
   };
@@ -426,6 +433,29 @@ TEST(APart, IsAPartInABlockThatIsRecomputed) {
     expect_as_plain([depth](Tensors& x, Tensors& w) { return nested(depth, w[0])(x[0]).sum(); });
     expect_as_plain([depth](Tensors& x, Tensors& w) {
       return (Squares::apply(nested(depth, w[0])(Squares::apply(x[0], w[0][0])), w[0][1]) * x[0]).sum();
+    });
+    EXPECT_EQ(on_other_threads > 0, depth > 60);
+  }
+}
+
+TEST(APart, IsAPartInABlockThatIsRecomputedForItsSavedTensors) {
+  {
+    SCOPED_TRACE("once");
+    expect_as_plain([](Tensors& x, Tensors& w) {
+      return recompute([w](const at::Tensor& y) { return sized(y, w[0]) * y; }, x[0] * 2).sum();
+    });
+  }
+  {
+    SCOPED_TRACE("a leaf");
+    expect_as_plain([](Tensors& x, Tensors& w) {
+      return recompute([w](const at::Tensor& y) { return sized(y, w[0]) * y; }, x[0]).sum();
+    });
+  }
+  {
+    SCOPED_TRACE("within each other, and a checkpoint of the other kind");
+    expect_as_plain([](Tensors& x, Tensors& w) {
+      const auto inner = [w](const at::Tensor& y) { return recompute([w](const at::Tensor& z) { return sized(z, w[0]); }, y) * y; };
+      return recompute([w, inner](const at::Tensor& y) { return inner(nested(1, w[0])(y * 2)); }, x[0] * 2).sum();
     });
   }
 }
