@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "tests/activations/parts_by_rows.h"
+#include "tests/support/operators/quiet.h"
 #include "trireme/recompute/recompute.h"
 
 namespace trireme::testing {
@@ -460,7 +461,67 @@ TEST(APart, IsAPartInABlockThatIsRecomputedForItsSavedTensors) {
   }
 }
 
+template <class Body>
+std::string thrown_by(const Body& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// Notes whether its gradient is a part.
+struct Looks : torch::autograd::Function<Looks> {
+  static at::Tensor forward(AutogradContext*, at::Tensor x) { return x * 2; }
+  static variable_list backward(AutogradContext*, const variable_list& gradients) {
+    EXPECT_NE(PartTensor::of(gradients[0]), nullptr);
+    return {gradients[0] * 2};
+  }
+};
+
+TEST(APart, IsOneWhereARankHasAllOfTheWholeToo) {
+  Placement placement(2);
+  const auto all = std::make_shared<const Ranges>(4, std::vector<std::vector<Interval>>{{{0, 4}}, {{0, 2}}});
+  for (const int rank : {0, 1}) placement.at(rank).push_back({0, 0, 1, all});
+  const auto of = std::make_shared<const PartOf>(PartOf{{4, 4}, placement});
+  PartsByRows pass(0);
+  const InterceptScope scope(InterceptScope::Watch::kWrites, &pass);
+  const at::Tensor values = drawn({4, 4}), x = PartTensor::wrap(values.clone(), of).requires_grad_();
+  at::Tensor y = x * 3;
+  (void)Doubles::apply(y);
+  at::Tensor view = y.t();
+  (void)Doubles::apply(view);
+  (Looks::apply(Looks::apply(y) * 5) * y).sum().backward();
+  ASSERT_NE(PartTensor::of(x.grad()), nullptr);
+  EXPECT_TRUE(at::allclose(local_of(x.grad()), values * 2 * 20 * 12 * 12));
+}
+
+TEST(APart, ThatIsWrittenAfterItWasSavedIsNamed) {
+  PartsByRows pass(0);
+  const InterceptScope scope(InterceptScope::Watch::kWrites, &pass);
+  const at::Tensor x = part_of(drawn({4, 4}), 0).requires_grad_(), w = drawn({4}).requires_grad_();
+  at::Tensor y = x * 2;
+  const at::Tensor by_function = Squares::apply(y, w).sum(), by_operator = (y * w).sum();
+  y.add_(1);
+  EXPECT_EQ(y._version(), 1);
+  EXPECT_NE(thrown_by([&] { by_function.backward(); }).find("modified by an inplace operation"), std::string::npos);
+  EXPECT_NE(thrown_by([&] { by_operator.backward(); }).find("modified by an inplace operation"), std::string::npos);
+}
+
+TEST(APart, HasNoHistoryInInferenceMode) {
+  PartsByRows pass(1);
+  const InterceptScope scope(InterceptScope::Watch::kWrites, &pass);
+  const c10::InferenceMode inference;
+  const at::Tensor x = part_of(drawn({5, 4}), 1);
+  EXPECT_TRUE(x.is_inference());
+  EXPECT_EQ((x * 2).size(0), 5);
+  EXPECT_EQ(x.view({5, 2, 2}).size(1), 2);
+  EXPECT_FALSE((x * 2).requires_grad());
+}
+
 TEST(APart, HasNoGradientsOfGradients) {
+  const QuietWarnings quiet;
   PartsByRows pass(0);
   const InterceptScope scope(InterceptScope::Watch::kWrites, &pass);
   const at::Tensor x = part_of(drawn({4, 4}), 0).requires_grad_(), w = drawn({4}).requires_grad_();
@@ -518,16 +579,6 @@ TEST(APart, IsCopiedAsAPart) {
   const at::Tensor view = y.view({28}), base(at::TensorBase(view._base()));
   EXPECT_THROW((void)base.sizes(), StateError);
   EXPECT_THROW((void)(base * 2), StateError);
-}
-
-template <class Body>
-std::string thrown_by(const Body& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(APart, HasNoMemoryForAProgram) {

@@ -23,10 +23,13 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/base/error.h"
+#include "trireme/base/torch/autograd_metadata.h"
 #include "trireme/base/torch/carried.h"
 #include "trireme/base/torch/engine.h"
 #include "trireme/base/torch/nodes.h"
 #include "trireme/base/torch/storage.h"
+#include "trireme/base/torch/variable_hooks.h"
 
 namespace trireme {
 namespace {
@@ -225,6 +228,66 @@ TEST(ForwardingEngine, GivesTheAnswersOfTheEngineBehindIt) {
 #if __has_include(<torch/csrc/autograd/node_creation_hook.h>)
   EXPECT_EQ(engine.get_node_creation_hooks().size(), 3u);
 #endif
+}
+
+TEST(AutogradMetadata, AreOneForTwoTensors) {
+  at::Tensor owner = at::ones({2}).requires_grad_();
+  at::Tensor other = at::ones({2});
+  const at::Tensor loss = (owner * 3).sum();
+  share_autograd_metadata(*owner.unsafeGetTensorImpl(), *other.unsafeGetTensorImpl());
+  EXPECT_TRUE(other.requires_grad());
+  loss.backward();
+  EXPECT_TRUE(at::equal(other.grad(), at::full({2}, 3.f)));
+  other.set_requires_grad(false);
+  EXPECT_FALSE(owner.requires_grad());
+  EXPECT_THROW(share_autograd_metadata(*owner.unsafeGetTensorImpl(), *other.unsafeGetTensorImpl()), Error);
+  forget_autograd_metadata(*other.unsafeGetTensorImpl());
+  EXPECT_FALSE(other.grad().defined());
+  EXPECT_TRUE(owner.grad().defined());
+  move_autograd_metadata(*owner.unsafeGetTensorImpl(), *other.unsafeGetTensorImpl());
+  EXPECT_FALSE(owner.grad().defined());
+  EXPECT_TRUE(other.grad().defined());
+}
+
+TEST(ForwardingVariableHooks, GiveTheAnswersOfTheHooksBehindThem) {
+  struct Counting final : ForwardingVariableHooks {
+    using ForwardingVariableHooks::ForwardingVariableHooks;
+    const NodePtr& grad_fn(const Base& self) const override {
+      ++asked;
+      return ForwardingVariableHooks::grad_fn(self);
+    }
+    mutable int asked = 0;
+  };
+  at::impl::VariableHooksInterface* const real = at::impl::GetVariableHooks();
+  Counting hooks(*real);
+  at::impl::SetVariableHooks(&hooks);
+  const at::Tensor leaf = at::ones({2}).requires_grad_();
+  at::Tensor x = leaf * 2;
+  const int before = hooks.asked;
+  EXPECT_GT(before, 0);  // by the edge to the leaf
+  EXPECT_NE(x.grad_fn(), nullptr);
+  EXPECT_EQ(hooks.asked, before + 1);
+  EXPECT_FALSE(x.is_leaf());
+  EXPECT_EQ(x.output_nr(), 0);
+  EXPECT_EQ(x._version(), 0);
+  EXPECT_EQ(x.name(), "");
+  x.retain_grad();
+  EXPECT_TRUE(x.retains_grad());
+  EXPECT_FALSE(x.is_view());
+  const at::Tensor view = x.view({1, 2});
+  EXPECT_TRUE(view.is_view());
+  EXPECT_TRUE(view._base().is_same(x));
+  x.remove_hook(x.register_hook([](const at::Tensor& gradient) { return gradient * 100; }));
+  x.register_hook([](const at::Tensor& gradient) { return gradient * 5; });
+  at::Tensor(view).sum().backward();
+  EXPECT_TRUE(at::equal(leaf.grad(), at::full({2}, 10.f)));
+  EXPECT_TRUE(at::equal(x.data(), at::full({2}, 2.f)));
+  EXPECT_TRUE(at::equal(x.variable_data(), x.tensor_data()));
+  leaf.set_data(at::full({2}, 7.f));
+  EXPECT_TRUE(at::equal(leaf, at::full({2}, 7.f)));
+  leaf.detach().requires_grad_(false);
+  EXPECT_EQ(hooks.grad_dtype(leaf), at::kFloat);
+  at::impl::SetVariableHooks(real);
 }
 
 }  // namespace
