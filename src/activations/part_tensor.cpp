@@ -244,7 +244,7 @@ torch::autograd::Engine& engine_of_parts() { return *engine; }
 
 }  // namespace part_tensor
 
-/// What libtorch does with histories outside of operators: for parts it is told their local tensors.
+/// Histories outside of operators: libtorch is told the local tensors of parts.
 class PartHooks final : public ForwardingVariableHooks {
  public:
   using ForwardingVariableHooks::ForwardingVariableHooks;
@@ -392,8 +392,6 @@ PartTensor* PartTensor::of(const at::TensorBase& tensor) noexcept {
   return typeid(*impl) == typeid(PartTensor) ? static_cast<PartTensor*>(impl) : nullptr;
 }
 
-PartTensor* PartTensor::of(const at::Tensor& tensor) noexcept { return of(static_cast<const at::TensorBase&>(tensor)); }
-
 PartTensor::PartTensor(at::Tensor local, std::shared_ptr<const PartOf> of, bool shares_metadata)
     : TensorImpl(local.key_set(), local.dtype(), local.device()), local_(std::move(local)), of_(std::move(of)) {
   set_custom_sizes_strides(SizesStridesPolicy::CustomSizes);
@@ -489,7 +487,6 @@ void PartTensor::mend_written_view() {
   if (base == nullptr || base->grad_fn_ == nullptr) return;
   auto* const written = dynamic_cast<torch::autograd::CopySlices*>(base->grad_fn_.get());
   if (written == nullptr || written->fn == nullptr || !speaks_of_wholes(*written->fn, 0)) return;
-  if (dynamic_cast<part_tensor::WrittenView*>(written->fn.get()) != nullptr) return;
   written->view = at::TensorGeometry(local_);
   written->fn = make_node<part_tensor::WrittenView>(of_, local_, written->fn);
 }
@@ -536,12 +533,10 @@ c10::IntArrayRef PartTensor::strides_custom() const {
   return program_looks() ? c10::IntArrayRef(strides_) : local_.strides();
 }
 int64_t PartTensor::numel_custom() const { return program_looks() ? numel_of_whole_ : local_.numel(); }
-int64_t PartTensor::storage_offset_custom() const { return program_looks() ? 0 : local_.storage_offset(); }
 int64_t PartTensor::dim_custom() const { return static_cast<int64_t>(of_->sizes.size()); }
 c10::SymIntArrayRef PartTensor::sym_sizes_custom() const { return c10::fromIntArrayRefSlow(sizes_custom()); }
 c10::SymIntArrayRef PartTensor::sym_strides_custom() const { return c10::fromIntArrayRefSlow(strides_custom()); }
 c10::SymInt PartTensor::sym_numel_custom() const { return numel_custom(); }
-c10::SymInt PartTensor::sym_storage_offset_custom() const { return storage_offset_custom(); }
 c10::SymBool PartTensor::sym_is_contiguous_custom(at::MemoryFormat format) const {
   return local_.is_contiguous(format);
 }

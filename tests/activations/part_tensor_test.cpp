@@ -455,7 +455,9 @@ TEST(APart, IsAPartInABlockThatIsRecomputedForItsSavedTensors) {
   {
     SCOPED_TRACE("within each other, and a checkpoint of the other kind");
     expect_as_plain([](Tensors& x, Tensors& w) {
-      const auto inner = [w](const at::Tensor& y) { return recompute([w](const at::Tensor& z) { return sized(z, w[0]); }, y) * y; };
+      const auto inner = [w](const at::Tensor& y) {
+        return recompute([w](const at::Tensor& z) { return sized(z, w[0]); }, y) * y;
+      };
       return recompute([w, inner](const at::Tensor& y) { return inner(nested(1, w[0])(y * 2)); }, x[0] * 2).sum();
     });
   }
@@ -518,6 +520,22 @@ TEST(APart, HasNoHistoryInInferenceMode) {
   EXPECT_EQ((x * 2).size(0), 5);
   EXPECT_EQ(x.view({5, 2, 2}).size(1), 2);
   EXPECT_FALSE((x * 2).requires_grad());
+}
+
+/// Gives a gradient that is cut along the other dim.
+struct Turned : torch::autograd::Function<Turned> {
+  static at::Tensor forward(AutogradContext*, const at::Tensor& x) { return x * 2; }
+  static variable_list backward(AutogradContext*, const variable_list& gradients) { return {gradients[0].t()}; }
+};
+
+TEST(APart, TakesAGradientThatIsCutOtherwiseByAnExchangeAlone) {
+  PartsByRows pass(0);
+  const InterceptScope scope(InterceptScope::Watch::kWrites, &pass);
+  const at::Tensor x = part_of(drawn({4, 4}), 0).requires_grad_();
+  EXPECT_NE(thrown_by([&] { Turned::apply(x * 2).sum().backward(); }).find("an exchange for aten::add"),
+            std::string::npos);
+  x.register_hook([](const at::Tensor& gradient) { return gradient.t(); });
+  EXPECT_NE(thrown_by([&] { (x * 2).sum().backward(); }).find("an exchange for aten::add"), std::string::npos);
 }
 
 TEST(APart, HasNoGradientsOfGradients) {

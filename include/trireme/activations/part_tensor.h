@@ -19,7 +19,7 @@
 
 namespace trireme {
 
-/// What is known of a part: alike on all ranks.
+/// The facts of a part: alike on all ranks.
 struct PartOf {
   std::vector<int64_t> sizes;  ///< of the whole
   Placement placement;
@@ -47,7 +47,6 @@ class PartTensor final : public c10::TensorImpl {
   /// `local`, this rank's part, as a program is to see it. It is no part itself.
   static at::Tensor wrap(at::Tensor local, std::shared_ptr<const PartOf> of);
   /// Null: `tensor` is none.
-  static PartTensor* of(const at::Tensor& tensor) noexcept;
   static PartTensor* of(const at::TensorBase& tensor) noexcept;
   /// The plain tensor that operators and autograd's nodes get. What has happened to the metadata of either is mended.
   at::Tensor local();
@@ -56,18 +55,16 @@ class PartTensor final : public c10::TensorImpl {
   PartTensor(at::Tensor local, std::shared_ptr<const PartOf> of, bool shares_metadata);
   ~PartTensor() override;
 
-  // What libtorch asks of a TensorImpl.
+  // Answers to libtorch, which asks a TensorImpl.
   bool has_storage() const override { return false; }
   const c10::Storage& storage() const override;
   c10::IntArrayRef sizes_custom() const override;
   c10::IntArrayRef strides_custom() const override;
   int64_t numel_custom() const override;
-  int64_t storage_offset_custom() const override;
   int64_t dim_custom() const override;
   c10::SymIntArrayRef sym_sizes_custom() const override;
   c10::SymIntArrayRef sym_strides_custom() const override;
   c10::SymInt sym_numel_custom() const override;
-  c10::SymInt sym_storage_offset_custom() const override;
   c10::SymBool sym_is_contiguous_custom(at::MemoryFormat format) const override;
   c10::SymBool sym_is_non_overlapping_and_dense_custom() const override;
   bool is_strides_like_custom(at::MemoryFormat format) const override;
@@ -81,7 +78,6 @@ class PartTensor final : public c10::TensorImpl {
  private:
   friend class PartHooks;
   friend bool has_parts(const OperatorCall& call);
-  const char* tensorimpl_type_name() const override { return "PartTensor"; }
   void lay_out();
   void share();
   void forget() noexcept;

@@ -1,4 +1,4 @@
-// What libtorch does with a tensor's history outside of operators, and hooks in front of it.
+// Hooks by which libtorch answers about a tensor's history outside of operators, and others in front of them.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
