@@ -609,6 +609,11 @@ TEST(APart, HasNoMemoryForAProgram) {
   EXPECT_NE(thrown_by([&] { (void)x.accessor<double, 2>(); }).find(kNone), std::string::npos);
   EXPECT_NE(thrown_by([&] { (void)x.storage(); }).find("its memory is not a program's"), std::string::npos);
   EXPECT_NE(thrown_by([&] { (void)str(x); }), "");
+  // Nor for an operator that gets it by mistake.
+  const WithoutInterception inside;
+  EXPECT_NE(thrown_by([&] { (void)(x + x); }).find(kNone), std::string::npos);
+  EXPECT_NE(thrown_by([&] { (void)at::linear(x, at::ones({4, 4}, at::kDouble)); }), "");
+  EXPECT_NE(thrown_by([&] { (void)x.view({-1}); }).find("its memory is not a program's"), std::string::npos);
 }
 
 TEST(APart, IsRefusedInTransforms) {
