@@ -50,6 +50,16 @@ TEST(APart, TellsAProgramTheWholesSizesAndOperatorsItsOwn) {
   EXPECT_EQ(part.numel(), 12);
 }
 
+TEST(APart, TellsTorchScriptTheWholesSizes) {
+  // Sizes are operators there; opened ones count as a program.
+  PartsByRows pass(1);
+  const InterceptScope scope(InterceptScope::Watch::kWrites, &pass);
+  const auto size = c10::Dispatcher::singleton().findSchemaOrThrow("aten::size", "int");
+  torch::jit::Stack stack{part_of(drawn({5, 4}), 1), 0};
+  size.callBoxed(stack);
+  EXPECT_EQ(stack.at(0).toInt(), 5);
+}
+
 TEST(APart, HasTheGradientsOfThePlainProgram) {
   expect_as_plain(
       [](Tensors& x, Tensors& w) {
@@ -427,6 +437,7 @@ Block nested(int depth, const at::Tensor& w) {
 }
 
 TEST(APart, IsAPartInABlockThatIsRecomputed) {
+  on_other_threads = 0;
   for (const int depth : {1, 2, 3, 70}) {
     // More than sixty go to autograd's other threads.
     SCOPED_TRACE(str(depth, " around each other"));
