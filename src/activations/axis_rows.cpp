@@ -407,6 +407,8 @@ at::Tensor AxisPass::placed(const Operand& one, const Placement& wanted, const s
   }
   for (; at < to.size(); ++at)
     tensor = slice_of(enter(tensor, to[at].axis), to[at], grid_.rank(position_, to[at].axis));
+  // A part of what is dense lies between other parts; views and some kernels count on a dense one.
+  if (one.tensor.is_contiguous()) tensor = tensor.contiguous();
   for (const int axis : entered) {
     const bool was_gathered = one.found != nullptr && one.found->known->placement->is_cut_along(axis);
     if (!was_gathered) tensor = enter(tensor, axis);
