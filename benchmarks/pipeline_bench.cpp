@@ -71,8 +71,8 @@ std::vector<trireme::LayerSpec> layers_of(const trireme::ModelOptions& options, 
     trireme::LayerSpec& spec = specs.emplace_back();
     spec.type = layer.type;
     spec.make = layer.make;
-    spec.forward = [forward = layer.forward](torch::nn::Module* module, const c10::IValue& value) {
-      return c10::IValue(forward(*module, value.toTensor()));
+    spec.forward = [layer](torch::nn::Module* module, const c10::IValue& value) {
+      return trireme::run_layer(layer, *module, value);
     };
     spec.name = layer.name;
     spec.tie = layer.is_tied ? "embedding" : "";

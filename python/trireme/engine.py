@@ -228,9 +228,10 @@ class Engine(ModelFiles, torch.nn.Module):
 
     @contextlib.contextmanager
     def _cutting(self):
-        """While it lasts, the module computes on parts."""
+        """While it lasts, the module computes on parts, where something is cut."""
         with contextlib.ExitStack() as scopes:
-            scopes.enter_context(eager.forward_of(self._cut_by))
+            if self._cut_by:
+                scopes.enter_context(eager.forward_of(self._cut_by))
             if self._sequence_size > 1:
                 scopes.enter_context(batches.forward_of(self.core))
             yield

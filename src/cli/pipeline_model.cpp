@@ -1,9 +1,11 @@
 // A model in pipeline stages.
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
 
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -43,10 +45,8 @@ std::vector<LayerSpec> layer_specs(const TrainSetup& setup, c10::Device device) 
                            module->to(device);
                            return module;
                          },
-                     .forward =
-                         [forward = layer.forward](torch::nn::Module* module, const c10::IValue& value) {
-                           return c10::IValue(forward(*module, value.toTensor()));
-                         },
+                     .forward = [layer](torch::nn::Module* module,
+                                        const c10::IValue& value) { return run_layer(layer, *module, value); },
                      .name = layer.name,
                      .tie = layer.is_tied ? "embedding" : "",
                      .cost = static_cast<double>(layer.multiply_adds)});
@@ -109,7 +109,7 @@ class ModelInStages : public TrainedModel {
   // As few different sizes of micro-batches as can be: full ones, the rest in equal parts, and what cannot be divided
   // by every data-parallel rank alike.
   double validate() override {
-    const int64_t ranks = engine_.group().size(), micro = engine_.train_micro_batch_size_per_gpu();
+    const int64_t ranks = engine_.data_place().size, micro = engine_.train_micro_batch_size_per_gpu();
     const int64_t samples = std::min(setup_.options.eval_samples, setup_.data.held_out.size());
     const int64_t rounds = samples / (micro * ranks);
     double sum = 0;
@@ -128,20 +128,22 @@ class ModelInStages : public TrainedModel {
  private:
   MicroBatch micro_batch(TokenBatch batch) const {
     batch = on_device(std::move(batch), device_);
-    return {batch.input, batch.target};
+    if (setup_.config.degrees.sequence == 1) return {batch.input, batch.target};
+    const at::Tensor positions = at::arange(batch.input.size(1), batch.input.options()).unsqueeze(0);
+    return {std::make_tuple(batch.input, positions), batch.target};
   }
 
   // The mean loss of `count` micro-batches of `size` samples from `begin` on; data-parallel ranks are `stride` samples
   // apart.
   double mean_loss(int64_t begin, int64_t size, int64_t stride, int64_t count) {
-    const Group& data = engine_.group();
-    int64_t next = begin + data.rank() * stride;
+    const DataPlace data = engine_.data_place();
+    int64_t next = begin + data.rank * stride;
     engine_.reset_activation_shape();
     const EvalResult result = engine_.eval_batch(
         [&] {
           std::vector<int64_t> indices(size);
           std::iota(indices.begin(), indices.end(), next);
-          next += data.size() * stride;
+          next += data.size * stride;
           return std::optional(micro_batch(setup_.data.held_out.batch(indices)));
         },
         {.micro_batches = static_cast<int>(count)});

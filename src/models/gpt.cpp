@@ -174,31 +174,34 @@ std::vector<ModelLayer> gpt_layers(const GptOptions& options) {
     };
   };
   std::vector<ModelLayer> layers;
-  layers.push_back({"transformer.wte", "Embedding", weight(options.vocab_size),
-                    [most = options.n_positions](torch::nn::Module& module, const at::Tensor& tokens) {
-                      check_tokens(tokens, 0, most);
-                      return at::embedding(static_cast<WeightModule&>(module).weight, tokens);
-                    },
-                    /*is_tied=*/true});
+  layers.push_back(
+      {"transformer.wte", "Embedding", weight(options.vocab_size),
+       [most = options.n_positions](torch::nn::Module& module, const at::Tensor& tokens, const at::Tensor&) {
+         check_tokens(tokens, 0, most);
+         return at::embedding(static_cast<WeightModule&>(module).weight, tokens);
+       },
+       /*is_tied=*/true});
   layers.push_back({"transformer.wpe", "Embedding", weight(options.n_positions),
-                    [](torch::nn::Module& module, const at::Tensor& x_BSH) {
-                      const auto positions_S = at::arange(x_BSH.size(1), x_BSH.options().dtype(at::kLong));
+                    [](torch::nn::Module& module, const at::Tensor& x_BSH, const at::Tensor& positions) {
+                      const auto positions_S =
+                          positions.defined() ? positions : at::arange(x_BSH.size(1), x_BSH.options().dtype(at::kLong));
                       return x_BSH + at::embedding(static_cast<WeightModule&>(module).weight, positions_S);
                     }});
   for (int64_t i = 0; i < options.n_layer; ++i)
     layers.push_back({str("transformer.h.", i), "GptBlock", [options] { return std::make_shared<GptBlock>(options); },
-                      [](torch::nn::Module& module, const at::Tensor& x_BSH) {
+                      [](torch::nn::Module& module, const at::Tensor& x_BSH, const at::Tensor&) {
                         return static_cast<GptBlock&>(module).forward(x_BSH, nullptr);
                       }});
-  layers.push_back(
-      {"transformer.ln_f", "LayerNorm",
-       [options] { return std::make_shared<LayerNorm>(options.n_embd, options.layer_norm_epsilon); },
-       [](torch::nn::Module& module, const at::Tensor& x) { return static_cast<LayerNorm&>(module).forward(x); }});
+  layers.push_back({"transformer.ln_f", "LayerNorm",
+                    [options] { return std::make_shared<LayerNorm>(options.n_embd, options.layer_norm_epsilon); },
+                    [](torch::nn::Module& module, const at::Tensor& x, const at::Tensor&) {
+                      return static_cast<LayerNorm&>(module).forward(x);
+                    }});
   layers.push_back({"lm_head", "Linear", weight(options.vocab_size),
-                    [](torch::nn::Module& module, const at::Tensor& x_BSH) {
+                    [](torch::nn::Module& module, const at::Tensor& x_BSH, const at::Tensor&) {
                       return at::linear(x_BSH, static_cast<WeightModule&>(module).weight);
                     },
-                    /*is_tied=*/true});
+                    /*is_tied=*/true, /*is_last=*/true});
   return layers;
 }
 

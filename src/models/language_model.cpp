@@ -3,6 +3,7 @@
 #include <ATen/ops/cross_entropy_loss.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "models/options_check.h"
 #include "trireme/base/error.h"
@@ -88,6 +89,14 @@ c10::Device LanguageModel::device() const {
 
 std::shared_ptr<LanguageModel> make_language_model(const ModelOptions& options) {
   return std::visit([](const auto& o) { return make(o); }, options);
+}
+
+c10::IValue run_layer(const ModelLayer& layer, torch::nn::Module& module, const c10::IValue& value) {
+  if (!value.isTuple()) return layer.forward(module, value.toTensor(), {});
+  const auto& pair = value.toTupleRef().elements();
+  const at::Tensor positions = pair[1].toTensor();
+  const at::Tensor result = layer.forward(module, pair[0].toTensor(), positions);
+  return layer.is_last ? c10::IValue(result) : c10::IValue(std::make_tuple(result, positions));
 }
 
 int64_t parameter_count(const ModelOptions& options) {

@@ -178,8 +178,9 @@ std::vector<ModelLayer> llama_layers(const LlamaOptions& options) {
   const bool is_tied = options.tie_word_embeddings;
   std::vector<ModelLayer> layers;
   layers.push_back({"model.embed_tokens", "Embedding", weight,
-                    [positions = options.max_position_embeddings](torch::nn::Module& module, const at::Tensor& tokens) {
-                      check_tokens(tokens, 0, positions);
+                    [most = options.max_position_embeddings](torch::nn::Module& module, const at::Tensor& tokens,
+                                                             const at::Tensor&) {
+                      check_tokens(tokens, 0, most);
                       return at::embedding(static_cast<WeightModule&>(module).weight, tokens);
                     },
                     is_tied});
@@ -187,19 +188,21 @@ std::vector<ModelLayer> llama_layers(const LlamaOptions& options) {
   for (int64_t i = 0; i < options.num_hidden_layers; ++i)
     layers.push_back({str("model.layers.", i), "LlamaBlock",
                       [options] { return std::make_shared<LlamaBlock>(options); },
-                      [rope](torch::nn::Module& module, const at::Tensor& x) {
-                        const RopeAngles angles = rope->angles(0, x.size(1), x.options());
+                      [rope](torch::nn::Module& module, const at::Tensor& x, const at::Tensor& positions) {
+                        const RopeAngles angles = positions.defined() ? rope->angles(positions, x.options())
+                                                                      : rope->angles(0, x.size(1), x.options());
                         return static_cast<LlamaBlock&>(module).forward(x, angles, nullptr);
                       }});
-  layers.push_back(
-      {"model.norm", "RmsNorm",
-       [options] { return std::make_shared<RmsNorm>(options.hidden_size, options.rms_norm_eps); },
-       [](torch::nn::Module& module, const at::Tensor& x) { return static_cast<RmsNorm&>(module).forward(x); }});
+  layers.push_back({"model.norm", "RmsNorm",
+                    [options] { return std::make_shared<RmsNorm>(options.hidden_size, options.rms_norm_eps); },
+                    [](torch::nn::Module& module, const at::Tensor& x, const at::Tensor&) {
+                      return static_cast<RmsNorm&>(module).forward(x);
+                    }});
   layers.push_back({"lm_head", "Linear", weight,
-                    [](torch::nn::Module& module, const at::Tensor& x) {
+                    [](torch::nn::Module& module, const at::Tensor& x, const at::Tensor&) {
                       return at::linear(x, static_cast<WeightModule&>(module).weight);
                     },
-                    is_tied});
+                    is_tied, /*is_last=*/true});
   return layers;
 }
 

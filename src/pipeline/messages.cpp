@@ -36,13 +36,19 @@ class Reader {
   bool flag() { return number(0, 1) != 0; }
   bool is_at_end() const { return at_ == text_.size(); }
   std::string rest() const { return text_.substr(at_); }
+  /// Throws std::out_of_range: it ends before.
+  std::string text(size_t bytes) {
+    if (text_.size() - at_ < bytes) throw std::out_of_range("it ends too early");
+    at_ += bytes;
+    return text_.substr(at_ - bytes, bytes);
+  }
 
  private:
   const std::string& text_;
   size_t at_ = 0;
 };
 
-/// Dtypes, shapes and flags of the tensors, then the structure around them.
+/// Dtypes, shapes, flags and cuts of the tensors, then the structure around them.
 std::string description_of(const Message& message) {
   std::string text;
   put(text, static_cast<int64_t>(message.value.tensors.size()));
@@ -54,11 +60,15 @@ std::string description_of(const Message& message) {
     put(text, message.requires_grad[i]);
     put(text, tensor.dim());
     for (const int64_t size : tensor.sizes()) put(text, size);
+    const std::string& cut = message.cuts.empty() ? std::string() : message.cuts[i];
+    put(text, static_cast<int64_t>(cut.size()));
+    text += cut;
   }
   return text + message.value.structure;
 }
 
-constexpr int64_t kMost = int64_t{1} << 48;  // elements of a tensor
+constexpr int64_t kMost = int64_t{1} << 48;     // elements of a tensor
+constexpr int64_t kLongest = int64_t{1} << 30;  // bytes of a text
 
 /// A message as it was described, its tensors without values. Throws std::out_of_range: the description is damaged.
 Message empty_message(const std::string& description, c10::Device device) {
@@ -68,6 +78,7 @@ Message empty_message(const std::string& description, c10::Device device) {
     if (!reader.flag()) {
       message.value.tensors.emplace_back();
       message.requires_grad.push_back(false);
+      message.cuts.emplace_back();
       continue;
     }
     const auto dtype =
@@ -80,6 +91,7 @@ Message empty_message(const std::string& description, c10::Device device) {
       numel *= size;
     }
     message.value.tensors.push_back(at::empty(sizes, at::TensorOptions().dtype(dtype).device(device)));
+    message.cuts.push_back(reader.text(static_cast<size_t>(reader.number(0, kLongest))));
   }
   message.value.structure = reader.rest();
   return message;
@@ -110,7 +122,6 @@ struct Header {
 
 constexpr size_t kPreamble = 1024;                    // bytes; a longer text follows by itself
 constexpr size_t kRoom = kPreamble - sizeof(Header);  // for the text
-constexpr int64_t kLongest = int64_t{1} << 30;        // bytes of a text
 
 std::string text_of(const at::Tensor& bytes, size_t begin, size_t count) {
   return {static_cast<const char*>(bytes.const_data_ptr()) + begin, count};

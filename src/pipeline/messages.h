@@ -17,6 +17,7 @@ struct Message {
   FlatValue value = {};
   std::vector<bool> requires_grad = {};  ///< by tensor
   std::vector<bool> is_missing = {};     ///< by tensor: its values mean nothing; empty: none
+  std::vector<std::string> cuts = {};    ///< by tensor: how it is cut, as SentTensor has it; empty: none is
 };
 
 /// Messages with the other stages, in the order of each pair and direction. Each is a preamble that tells which message

@@ -2,7 +2,9 @@
 
 #include <iterator>
 #include <map>
+#include <set>
 #include <sstream>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -71,7 +73,9 @@ StageModel build_stage(const PipelineModule& module, const Grid& grid) {
         "PipelineModule: a zero::Init scope is open, and its ranks do not make the same layers; close it, "
         "and set PipelineModuleOptions::sharded_init");
   std::optional<zero::Init> init;
-  if (module.options().sharded_init) init.emplace(grid.along({"data"}), *module.options().sharded_init);
+  std::vector<std::string> shards{"data"};
+  if (grid.topology().has("sequence")) shards.emplace_back("sequence");
+  if (module.options().sharded_init) init.emplace(grid.along(shards), *module.options().sharded_init);
   StageModel model = module.build(grid.position_on("pipe"));
   // Copies of tied parameters are not the engine's, so they stay whole.
   const std::set<std::string> copies = names_of_copies(model);

@@ -15,6 +15,7 @@
 #include "pipeline/rank_agreement.h"
 #include "pipeline/schedule_choice.h"
 #include "pipeline/stage_work.h"
+#include "pipeline/token_cut.h"
 #include "pipeline/whole_gradients.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -69,9 +70,11 @@ class StageRunner::Impl {
         tied_group_(stages_.clone(stages_.name() + "/tied")),
         messages_(served(*message_group_, message_devices_), training.pager().device(), options.dynamic_shapes),
         feed_(*all_, has_part(0) || has_last_part()),
+        cut_(training.passes().find<SequenceParallel>(), training.groups().along("sequence"), stages_, *all_,
+             {.inputs = has_part(0), .labels = has_last_part()}),
         sums_whole_(trireme::sums_whole_gradients(training, world_)),
-        work_(training, checked(model_), feed_, served(*tied_group_, tied_devices_), schedule_.current(), sums_whole_) {
-  }
+        work_(training, checked(model_), {feed_, cut_}, served(*tied_group_, tied_devices_), schedule_.current(),
+              sums_whole_) {}
 
   at::Tensor train_batch(const MicroBatches& data) {
     training_.condition().require_intact("train_batch");
@@ -79,6 +82,7 @@ class StageRunner::Impl {
     schedule_.follow(*all_, micro_batches());
     const pipeline::Schedule& schedule = schedule_.current();
     feed_.load(data, schedule.micro_batches, "train_batch");
+    cut_.agree(feed_, schedule.micro_batches);
     return or_end([&] {
       execute(schedule, {.trains = true, .computes_loss = true});
       return mean_loss(schedule.micro_batches);
@@ -97,6 +101,7 @@ class StageRunner::Impl {
     const pipeline::Schedule schedule = forwards_only(schedule_.current(), count);
     pipeline::check(schedule);
     feed_.load(data, count, "eval_batch");
+    cut_.agree(feed_, count);
     return or_end([&] {
       execute(schedule, {.computes_loss = options.computes_loss, .returns_outputs = options.returns_outputs});
       EvalResult result;
@@ -270,6 +275,7 @@ class StageRunner::Impl {
   std::unique_ptr<Group> message_devices_, tied_devices_;  ///< over the ranks of those, where they serve the host alone
   Messages messages_;
   MicroBatchFeed feed_;
+  TokenCut cut_;
   const bool sums_whole_;  ///< the gradients of a step's micro-batches
   StageWork work_;
   int64_t instructions_ = 0;

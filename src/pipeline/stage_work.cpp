@@ -7,14 +7,16 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <memory>
 
+#include "pipeline/carried_random_state.h"
 #include "trireme/base/error.h"
 #include "trireme/base/torch/nodes.h"
 #include "trireme/intercept.h"
-#include "trireme/intercept/random_streams.h"
 #include "trireme/pipeline/values.h"
 #include "trireme/precision/autocast.h"
+#include "trireme/sequence/sequence_parallel.h"
 
 namespace trireme {
 namespace {
@@ -33,11 +35,11 @@ bool splits(const pipeline::Schedule& schedule) {
 
 }  // namespace
 
-StageWork::StageWork(Training& training, const StageModel& model, const MicroBatchFeed& feed, Group& tied_group,
+StageWork::StageWork(Training& training, const StageModel& model, const Data& data, Group& tied_group,
                      const pipeline::Schedule& shape, bool sums_whole)
     : training_(training),
       model_(model),
-      feed_(feed),
+      data_(data),
       stage_(tied_group.rank()),
       tied_(tied_group, model.ties, shape, training.pager(), training.step().is_deterministic()),
       sums_whole_(sums_whole),
@@ -169,9 +171,9 @@ void StageWork::forward(const Instruction& instruction) {
 
 c10::IValue StageWork::first_input(const Instruction& instruction, ForwardScope& scope) {
   if (carries_random_state()) training_.step().start_micro_batch(instruction.micro_batch);
-  FlatValue given = flatten(feed_.at(instruction.micro_batch).inputs);
+  FlatValue given = flatten(data_.feed.at(instruction.micro_batch).inputs);
   for (at::Tensor& tensor : given.tensors) tensor = scope.input(tensor);
-  return unflatten(given);
+  return data_.cut.part_of(unflatten(given), instruction.micro_batch);
 }
 
 /// The activation of the part before; where gradients go back, on leaves.
@@ -180,34 +182,47 @@ c10::IValue StageWork::input_of(Slot& slot, const Instruction& instruction) {
   if (stays_here(before))
     slot.input = take_over(Messages::activation_of(before, mode_.trains), instruction.micro_batch);
   Message& message = *slot.input;
-  if (carries_random_state()) {
-    RandomStreams::current().set_state(RandomStream::kModel, c10::kCPU, message.value.tensors.back());
-    message.value.tensors.pop_back();
-    message.requires_grad.pop_back();
+  if (carries_random_state()) take_random_states(message);
+  for (size_t i = 0; i < message.value.tensors.size(); ++i) {
+    at::Tensor& tensor = message.value.tensors[i];
+    tensor = training_.passes().taken(tensor, message.cuts[i]);
+    if (!mode_.trains || !message.requires_grad[i]) continue;
+    slot.leaves.push_back(tensor.set_requires_grad(true));
+    tensor = writable(slot.leaves.back());
   }
-  for (size_t i = 0; mode_.trains && i < message.value.tensors.size(); ++i)
-    if (message.requires_grad[i]) {
-      slot.leaves.push_back(message.value.tensors[i].set_requires_grad(true));
-      message.value.tensors[i] = writable(slot.leaves.back());
-    }
   c10::IValue input = unflatten(message.value);
   slot.input.reset();
   return input;
+}
+
+/// Those that output_of() has put behind the tensors of the value.
+void StageWork::take_random_states(Message& message) const {
+  const c10::Device device = training_.pager().device();
+  const size_t count = carried_streams(device).size(), left = message.value.tensors.size() - count;
+  set_random_states_of(
+      device, {message.value.tensors.begin() + static_cast<std::ptrdiff_t>(left), message.value.tensors.end()});
+  message.value.tensors.resize(left);
+  message.requires_grad.resize(left);
+  message.cuts.resize(left);
 }
 
 /// `value` as it goes to the part after. Its graph is kept by its edges.
 Message StageWork::output_of(Slot& slot, const c10::IValue& value) const {
   Message message{.value = flatten(value)};
   for (at::Tensor& tensor : message.value.tensors) {
-    tensor = training_.passes().between_stages(tensor);
+    SentTensor sent = training_.passes().sent(tensor);
+    tensor = std::move(sent.tensor);
+    message.cuts.push_back(std::move(sent.cut));
     const bool requires_grad = mode_.trains && tensor.defined() && tensor.requires_grad();
     message.requires_grad.push_back(requires_grad);
     if (requires_grad) slot.output_edges.push_back(gradient_edge(tensor));
     if (tensor.defined()) tensor = tensor.detach();
   }
-  if (carries_random_state()) {
-    message.value.tensors.push_back(RandomStreams::current().state(RandomStream::kModel, c10::kCPU));
+  if (!carries_random_state()) return message;
+  for (at::Tensor& state : random_states_of(training_.pager().device())) {
+    message.value.tensors.push_back(std::move(state));
     message.requires_grad.push_back(false);
+    message.cuts.emplace_back();
   }
   return message;
 }
@@ -222,23 +237,31 @@ void StageWork::refuse_reentrant(const Slot& slot) const {
                           schedule_->chunks == 1 ? "1f1b" : "interleaved", "'"));
 }
 
-/// `value`, with the whole of each tensor that is a slice. An object of a program's is handed on as it is.
+/// `value`, with the whole of each tensor that is a part. An object of a program's is handed on as it is, but for parts
+/// of sequences, of which its tensors may be some.
 c10::IValue StageWork::whole(const c10::IValue& value) const {
-  if (training_.passes().cuts.empty() || value.isCapsule()) return value;
+  if (training_.passes().cuts.empty()) return value;
+  if (value.isCapsule() && training_.passes().find<SequenceParallel>() != nullptr)
+    throw ConfigError(
+        "eval_batch: the last layer returns an object of the program's own, whose tensors may be parts of sequences; "
+        "return tensors, numbers, texts, and tuples, lists or dictionaries of these, or ask for no outputs");
+  if (value.isCapsule()) return value;
   FlatValue flat = flatten(value);
-  for (at::Tensor& tensor : flat.tensors) tensor = training_.passes().between_stages(tensor);
+  for (at::Tensor& tensor : flat.tensors) tensor = training_.passes().whole(tensor);
   return unflatten(flat);
 }
 
 void StageWork::finish_forward(Slot& slot, const c10::IValue& output, int micro_batch) {
   if (mode_.returns_outputs) outputs_.push_back(whole(output));
   if (!mode_.computes_loss) return;
-  const at::Tensor loss = model_.loss(output, feed_.at(micro_batch).labels);
+  const at::Tensor loss = model_.loss(output, data_.cut.part_of(data_.feed.at(micro_batch).labels, micro_batch));
   if (!loss.defined() || loss.numel() != 1 || !at::isFloatingType(loss.scalar_type()))
     throw ShapeError(str("pipeline: the loss function returned ",
                          loss.defined() ? str(loss.scalar_type(), " ", loss.sizes()) : "nothing",
                          "; expected one floating element"));
   if (mode_.trains) training_.passes().check_loss(loss);
+  if (!mode_.trains && training_.passes().is_part(loss))
+    throw StateError("eval_batch: the loss is of a part of the activations alone; take the sum() or mean() of all");
   const WithoutInterception own_operators;
   const at::Tensor value = loss.detach().to(at::kFloat).reshape({});
   loss_ = loss_.defined() ? loss_ + value : value;

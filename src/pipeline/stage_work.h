@@ -15,6 +15,7 @@
 #include "pipeline/micro_batch_feed.h"
 #include "pipeline/split_backward.h"
 #include "pipeline/tied_copies.h"
+#include "pipeline/token_cut.h"
 #include "trireme/pipeline/stage_model.h"
 #include "trireme/schedule/schedule.h"
 #include "trireme/training/training.h"
@@ -32,9 +33,14 @@ struct WorkMode {
 /// this stage to another of its parts is handed over here; what goes to other stages is taken out and put in.
 class StageWork {
  public:
+  /// The micro-batches, and how their sequences are cut.
+  struct Data {
+    const MicroBatchFeed& feed;
+    const TokenCut& cut;
+  };
   /// All of these outlive this. `tied_group`, with one rank per stage, has no other user. `sums_whole`: the gradients
   /// of a step's micro-batches are reduced once. Collective over the ranks of `training` and `tied_group`.
-  StageWork(Training& training, const StageModel& model, const MicroBatchFeed& feed, Group& tied_group,
+  StageWork(Training& training, const StageModel& model, const Data& data, Group& tied_group,
             const pipeline::Schedule& shape, bool sums_whole);
 
   /// Before the first instruction of `schedule`, which outlives its last one.
@@ -88,6 +94,7 @@ class StageWork {
   c10::IValue input_of(Slot& slot, const pipeline::Instruction& instruction);
   Message output_of(Slot& slot, const c10::IValue& value) const;
   c10::IValue whole(const c10::IValue& value) const;
+  void take_random_states(Message& message) const;
   void finish_forward(Slot& slot, const c10::IValue& output, int micro_batch);
   void refuse_reentrant(const Slot& slot) const;
   void backward_inputs(Slot& slot);
@@ -97,7 +104,7 @@ class StageWork {
 
   Training& training_;
   const StageModel& model_;
-  const MicroBatchFeed& feed_;
+  const Data data_;
   const int stage_;
   TiedCopies tied_;
   const bool sums_whole_;

@@ -63,6 +63,9 @@ c10::IValue named_tuple(const py::handle& object) {
   return tuple_of(kNamed, object, {module, name});
 }
 
+/// As to_value(), or held() where the object is of another kind.
+c10::IValue value_or_held(py::object object);
+
 /// A value that may travel to another stage. Requires the GIL.
 c10::IValue to_value(const py::handle& object) {
   PyObject* const raw = object.ptr();
@@ -109,6 +112,14 @@ c10::IValue to_value(const py::handle& object) {
   }
   throw ShapeError(str("a value between layers is a ", name_of_class(object),
                        "; hand on tensors, None, numbers, texts, and tuples, lists or dictionaries of these"));
+}
+
+c10::IValue value_or_held(py::object object) {
+  try {
+    return to_value(object);
+  } catch (const ShapeError&) {
+    return held(std::move(object));
+  }
 }
 
 py::object to_python(const c10::IValue& value);
@@ -187,16 +198,18 @@ std::vector<Tie> ties_of(const PythonStage& stage) {
 
 StageModel model_of(const PythonStage& stage, const Topology& topology, int rank) {
   StageModel model;
+  const bool is_cut = topology.has("sequence");  // then outputs of an evaluation are looked into
   model.module = mirror_of(stage.module);
   const int stages = topology.size_of("pipe"), chunks = stage.pipeline.chunks;
   const pipeline::Schedule shape = pipeline::make_schedule(stage.pipeline.schedule, stages, 2 * stages, chunks);
   for (int chunk = 0; chunk < chunks; ++chunk) {
     const bool is_last = shape.part_of(topology.position_of(rank, "pipe"), chunk) == shape.parts() - 1;
-    model.parts.push_back([compute = shared(stage.module), chunk, chunks, is_last](const c10::IValue& input) {
+    model.parts.push_back([compute = shared(stage.module), chunk, chunks, is_last, is_cut](const c10::IValue& input) {
       const py::gil_scoped_acquire gil;
       py::object value = to_python(input);
       py::object output = chunks == 1 ? (*compute)(value) : (*compute)(value, py::arg("chunk") = chunk);
-      return is_last ? held(std::move(output)) : to_value(output);
+      if (!is_last) return to_value(output);
+      return is_cut ? value_or_held(std::move(output)) : held(std::move(output));
     });
   }
   model.loss = [compute = shared(stage.loss)](const c10::IValue& outputs, const c10::IValue& labels) {
@@ -244,7 +257,8 @@ std::shared_ptr<StageEngine> make_stage_engine(const std::shared_ptr<WorldHandle
 /// Micro-batches of a Python function that returns (inputs, labels), or None at the end of the data.
 class PythonData {
  public:
-  explicit PythonData(const py::function& next) : next_(next) {}
+  /// `is_cut`: labels are looked into, to cut those that have tokens.
+  PythonData(const py::function& next, bool is_cut) : next_(next), is_cut_(is_cut) {}
 
   /// Calls `run` with the micro-batches, without the GIL. Where the function raised, so does this; the other ranks
   /// get its text.
@@ -266,7 +280,7 @@ class PythonData {
       const py::object batch = next_();
       if (batch.is_none()) return std::nullopt;
       const auto [inputs, labels] = batch.cast<std::pair<py::object, py::object>>();
-      return MicroBatch{.inputs = to_value(inputs), .labels = held(labels)};
+      return MicroBatch{.inputs = to_value(inputs), .labels = is_cut_ ? value_or_held(labels) : held(labels)};
     } catch (const py::error_already_set& error) {
       raised_ = std::current_exception();
       throw DataError(error.what());
@@ -274,19 +288,21 @@ class PythonData {
   }
 
   const py::function& next_;
+  const bool is_cut_;
   std::exception_ptr raised_;
 };
 
 /// A step as the engine's: with what the program has changed since the last one.
 py::tuple train_batch(StageEngine& self, const py::function& next, const GroupChanges& changes) {
   set_hyperparameters(self, changes);
-  const at::Tensor loss = PythonData(next).feed([&](const MicroBatches& data) { return self.train_batch(data); });
+  PythonData batches(next, self.sequence() != nullptr);
+  const at::Tensor loss = batches.feed([&](const MicroBatches& data) { return self.train_batch(data); });
   return py::make_tuple(loss, self.was_step_applied_if_known());
 }
 
 py::tuple eval_batch(StageEngine& self, const py::function& next, std::optional<int64_t> micro_batches,
                      bool computes_loss, bool returns_outputs) {
-  const EvalResult result = PythonData(next).feed([&](const MicroBatches& data) {
+  const EvalResult result = PythonData(next, self.sequence() != nullptr).feed([&](const MicroBatches& data) {
     return self.eval_batch(
         data, {.micro_batches = micro_batches, .computes_loss = computes_loss, .returns_outputs = returns_outputs});
   });

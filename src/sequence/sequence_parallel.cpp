@@ -66,5 +66,10 @@ std::optional<std::vector<int64_t>> SequenceParallel::whole_sizes(const at::Tens
 void SequenceParallel::speak_of_wholes() { impl_->speak_of_wholes(); }
 bool SequenceParallel::has_cut() const { return impl_->has_cut(); }
 void SequenceParallel::check_loss(const at::Tensor& loss) { impl_->check_loss(loss); }
+SentTensor SequenceParallel::sent(const at::Tensor& tensor) { return impl_->sent(tensor); }
+at::Tensor SequenceParallel::taken(const at::Tensor& tensor, const std::string& cut) {
+  return impl_->taken(tensor, cut);
+}
+at::Tensor SequenceParallel::whole(const at::Tensor& tensor) { return impl_->whole(tensor); }
 
 }  // namespace trireme

@@ -61,10 +61,15 @@ at::Tensor TokenPass::cut(const at::Tensor& whole, int64_t dim) {
   const at::Tensor part = part_of(whole, sharding);
   if (!whole.requires_grad()) sharding.whole = whole.clone(at::MemoryFormat::Contiguous);
   table_.add(part, sharding);
-  const auto [known, is_new] = lengths_.emplace(split->local(), split->total());
-  if (!is_new && known->second != split->total()) known->second = -1;
-  has_cut_ = true;
+  remember(*split);
   return part;
+}
+
+/// That tensors are cut so.
+void TokenPass::remember(const TokenSplit& split) {
+  const auto [known, is_new] = lengths_.emplace(split.local(), split.total());
+  if (!is_new && known->second != split.total()) known->second = -1;
+  has_cut_ = true;
 }
 
 void TokenPass::check_same_batch(const SequenceInputs& whole) {

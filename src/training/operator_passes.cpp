@@ -1,6 +1,9 @@
 #include "trireme/training/operator_passes.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "trireme/base/error.h"
 
 namespace trireme {
 
@@ -32,10 +35,30 @@ std::optional<std::vector<int64_t>> OperatorPasses::whole_sizes(const at::Tensor
   return std::nullopt;
 }
 
-at::Tensor OperatorPasses::between_stages(const at::Tensor& tensor) const {
+SentTensor OperatorPasses::sent(const at::Tensor& tensor) const {
+  SentTensor result{tensor};
+  for (const auto& axis : cuts) {
+    if (!tensor.defined()) break;
+    SentTensor along_axis = axis->sent(result.tensor);
+    if (!along_axis.cut.empty() && !result.cut.empty())
+      throw Error(ErrorCode::kInternal, str("a tensor of ", tensor.sizes(), " is sent as a part along two axes"));
+    result.tensor = std::move(along_axis.tensor);
+    if (!along_axis.cut.empty()) result.cut = std::move(along_axis.cut);
+  }
+  return result;
+}
+
+at::Tensor OperatorPasses::taken(const at::Tensor& tensor, const std::string& cut) const {
   at::Tensor result = tensor;
-  for (const auto& cut : cuts)
-    if (result.defined()) result = cut->between_stages(result);
+  for (const auto& axis : cuts)
+    if (!cut.empty()) result = axis->taken(result, cut);
+  return result;
+}
+
+at::Tensor OperatorPasses::whole(const at::Tensor& tensor) const {
+  at::Tensor result = tensor;
+  for (const auto& axis : cuts)
+    if (result.defined()) result = axis->whole(result);
   return result;
 }
 

@@ -354,10 +354,15 @@ inline std::vector<LayerSpec> layers_of(const Scenario& scenario, const torch::n
       if (is_on_device) move_to_fake(*module, fake_device(device));
       return module;
     };
-    spec.forward = [forward = layer.forward, recomputes = scenario.recomputes_by_call](torch::nn::Module* module,
-                                                                                       const c10::IValue& value) {
-      const auto call = [=](const at::Tensor& x) { return forward(*module, x); };
-      return c10::IValue(recomputes ? recompute(call, value.toTensor()) : call(value.toTensor()));
+    spec.forward = [layer, recomputes = scenario.recomputes_by_call](torch::nn::Module* module,
+                                                                     const c10::IValue& value) {
+      if (!recomputes) return run_layer(layer, *module, value);
+      const bool is_pair = value.isTuple();
+      const at::Tensor x = is_pair ? value.toTupleRef().elements()[0].toTensor() : value.toTensor();
+      const at::Tensor positions = is_pair ? value.toTupleRef().elements()[1].toTensor() : at::Tensor();
+      const at::Tensor result =
+          recompute([=](const at::Tensor& again) { return layer.forward(*module, again, positions); }, x);
+      return is_pair && !layer.is_last ? c10::IValue(std::make_tuple(result, positions)) : c10::IValue(result);
     };
   }
   return specs;
@@ -401,7 +406,8 @@ class StagedTraining final : public TrainingBy<StagedTraining> {
   double step(int number) override {
     const double loss = train(batches_of(number)).item<double>();
     const auto device = scenario_.is_on_device ? std::optional(device_) : std::nullopt;
-    if (scenario_.evaluates_between) (void)engine_.eval_batch([&] { return std::optional(micro_batch(1000, device)); });
+    if (scenario_.evaluates_between)
+      (void)engine_.eval_batch([&] { return std::optional(staged(micro_batch(1000, device))); });
     return loss;
   }
 
@@ -411,7 +417,7 @@ class StagedTraining final : public TrainingBy<StagedTraining> {
     std::vector<trireme::MicroBatch> all;
     const DataPlace place = engine_.data_place();
     for (int64_t i = place.rank; i < scenario_.micro_batches(); i += place.size)
-      all.push_back(micro_batch(number * scenario_.micro_batches() + i, device));
+      all.push_back(staged(micro_batch(number * scenario_.micro_batches() + i, device)));
     return [all, next = size_t{0}]() mutable { return std::optional(all[next++]); };
   }
   /// The loss of a step, for which the host has not waited.
@@ -422,6 +428,13 @@ class StagedTraining final : public TrainingBy<StagedTraining> {
   }
 
  private:
+  /// With positions, where each rank has a part of them.
+  trireme::MicroBatch staged(trireme::MicroBatch batch) const {
+    if (!scenario_.has_sequence_parts) return batch;
+    const at::Tensor ids = batch.inputs.toTensor();
+    batch.inputs = c10::IValue(std::make_tuple(ids, at::arange(ids.size(1), ids.options()).unsqueeze(0)));
+    return batch;
+  }
   friend TrainingBy<StagedTraining>;
   const Scenario& scenario_;
   const int device_;

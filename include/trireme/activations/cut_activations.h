@@ -11,6 +11,12 @@
 
 namespace trireme {
 
+/// A tensor as it goes from one stage of a pipeline to the next.
+struct SentTensor {
+  at::Tensor tensor;
+  std::string cut = {};  ///< how the receiver takes it, for CutActivations::taken(); empty: as it is
+};
+
 class CutActivations {
  public:
   virtual ~CutActivations() = default;
@@ -25,8 +31,15 @@ class CutActivations {
   virtual std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) = 0;
   /// To call before the backward pass of `loss`. Throws StateError: gradients would be of a part of the loss.
   virtual void check_loss(const at::Tensor& loss) = 0;
-  /// `tensor` as the next stage of a pipeline takes it. Collective where that is the whole of a part.
-  virtual at::Tensor between_stages(const at::Tensor& tensor) { return tensor; }
+  /// `tensor` as the next stage of a pipeline gets it. Collective where that is the whole of a part. Throws StateError,
+  /// on every rank of the axis: its cut cannot be told.
+  virtual SentTensor sent(const at::Tensor& tensor) { return {tensor}; }
+  /// The tensor of sent() on this stage, which shares its memory where it is a part. Throws CommError: `cut` is
+  /// damaged.
+  virtual at::Tensor taken(const at::Tensor& tensor, [[maybe_unused]] const std::string& cut) { return tensor; }
+  /// The whole of which `tensor` is a part, detached where it is gathered; a tensor that is none. Collective. Throws
+  /// StateError, on every rank of the axis: it is not known how it is cut.
+  virtual at::Tensor whole(const at::Tensor& tensor) { return tensor; }
   /// The first exchange so far whose result is wrong for the ranks' parts, with its operator; "": none is known.
   virtual std::string exchange_problem() { return {}; }
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
@@ -87,18 +88,24 @@ const std::vector<std::string>& model_names();
 std::shared_ptr<LanguageModel> make_language_model(const ModelOptions& options);
 
 /// One of the layers that a model's forward() passes in order, for a pipeline: the first takes tokens [B, S], each
-/// other one the result of the one before, the last returns logits [B, S, V].
+/// other one the result of the one before, the last returns logits [B, S, V]. Undefined `positions` ([S] or [1, S]) are
+/// 0, 1, 2, …; where a rank has a part of the sequence, they are given.
 struct ModelLayer {
   std::string name;  ///< that its parameters begin with in the whole model: "model.layers.3"
   std::string type;  ///< name of its class
   std::function<std::shared_ptr<torch::nn::Module>()> make;
-  std::function<at::Tensor(torch::nn::Module&, const at::Tensor&)> forward;  ///< called with what `make` returned
-  bool is_tied = false;       ///< shares its "weight" with the other such layer
+  /// Called with what `make` returned.
+  std::function<at::Tensor(torch::nn::Module&, const at::Tensor& value, const at::Tensor& positions)> forward;
+  bool is_tied = false;  ///< shares its "weight" with the other such layer
+  bool is_last = false;
   int64_t multiply_adds = 0;  ///< of a token's forward, counted as training_flops_per_token() does
 };
 /// The layers of make_language_model(options), which will see sequences of `seq` tokens.
 /// Throws    ConfigError: options out of range.
 std::vector<ModelLayer> language_model_layers(const ModelOptions& options, int64_t seq);
+/// `layer` on a value between layers of a pipeline: what ModelLayer says, or a pair of it and positions, which every
+/// layer but the last hands on.
+c10::IValue run_layer(const ModelLayer& layer, torch::nn::Module& module, const c10::IValue& value);
 
 /// Parameters of such a model, tied ones once; nothing is allocated.
 int64_t parameter_count(const ModelOptions& options);

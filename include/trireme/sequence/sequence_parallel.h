@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "trireme/activations/cut_activations.h"
@@ -83,6 +84,14 @@ class [[nodiscard]] SequenceParallel final : public CutActivations {
   ///
   /// Throws    StateError: the loss is of this rank's tokens alone, so gradients would be wrong.
   void check_loss(const at::Tensor& loss) override;
+  /// This rank's tokens travel as they are; what is known whole, as positions are, travels whole and is cut again.
+  ///
+  /// Throws    StateError: a mask has selected its tokens, its tokens went into other dims, or it is right at this
+  ///           rank's tokens alone.
+  SentTensor sent(const at::Tensor& tensor) override;
+  at::Tensor taken(const at::Tensor& tensor, const std::string& cut) override;
+  /// Cost      an all-gather of the tokens, as many from each rank as the longest part has.
+  at::Tensor whole(const at::Tensor& tensor) override;
 
  private:
   class Impl;

@@ -69,7 +69,8 @@ class [[nodiscard]] TensorParallel final : public CutActivations {
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) override;
   /// The whole of `tensor`, which may be a slice; differentiable. Collective where it is one.
   at::Tensor gather(const at::Tensor& tensor);
-  at::Tensor between_stages(const at::Tensor& tensor) override { return gather(tensor); }
+  SentTensor sent(const at::Tensor& tensor) override { return {gather(tensor)}; }
+  at::Tensor whole(const at::Tensor& tensor) override { return gather(tensor); }
   /// The whole of `tensor`, which is cut as `slice` is, such as its gradient. Collective.
   ///
   /// Throws    StateError: `slice` is none, or of other sizes.

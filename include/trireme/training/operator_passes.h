@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "trireme/activations/cut_activations.h"
@@ -28,7 +29,9 @@ struct OperatorPasses {
   void speak_of_wholes() const;
   bool is_part(const at::Tensor& tensor) const;
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) const;
-  at::Tensor between_stages(const at::Tensor& tensor) const;
+  SentTensor sent(const at::Tensor& tensor) const;
+  at::Tensor taken(const at::Tensor& tensor, const std::string& cut) const;
+  at::Tensor whole(const at::Tensor& tensor) const;
   /// The pass of class Pass; null: nothing is cut by it.
   template <class Pass>
   Pass* find() const {

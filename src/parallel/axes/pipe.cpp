@@ -26,9 +26,10 @@ const AxisPart& pipe_axis() {
         return PlannedPass{PassOrder::kOwnership, "ownership"};
       },
       .exclusions = {
-          {kSequence,
-           "axes \"pipe\" of {} and \"sequence\" of {} ranks: a pipeline does not send parts of sequences yet; make "
-           "one of the two 1"},
+          {.other = kSequence,
+           .text = "axes \"pipe\" of {} and \"sequence\" of {} ranks: stages of a step function do not take parts of "
+                   "sequences yet; make one of the two 1, or train a PipelineModule",
+           .option = kOwnership},
           {kShardedTokens,
            "tensor_parallel.sequence_parallel: a pipeline does not send parts of sequences yet; remove the key, or "
            "make stages 1"},

@@ -50,9 +50,14 @@ def _ranks_along(axis, rank):
     """The ranks along "tensor", "sequence", "data", or "shards" (the last two together). Ascending; `rank` is one of
     them."""
     if _topology is not None:
-        name = {"tensor": "model", "sequence": None}.get(axis, "data")
+        name = "model" if axis == "tensor" else "data"
         of_axis = _topology.get_axis_comm_lists(name) if name in _topology.axes else []
-        return next((ranks for ranks in of_axis if rank in ranks), [rank])
+        of_rank = next((ranks for ranks in of_axis if rank in ranks), [rank])
+        if axis not in ("data", "sequence"):
+            return of_rank
+        place = of_rank.index(rank)  # neighbours share samples
+        first = place - place % _sequence_size
+        return of_rank[first:first + _sequence_size] if axis == "sequence" else of_rank[place % _sequence_size::_sequence_size]
     stride, size = {"tensor": (1, _tensor_size), "sequence": (_tensor_size, _sequence_size), "data": (_model_size(), _size() // _model_size()),
                     "shards": (_tensor_size, _size() // _tensor_size)}[axis]
     first = rank - rank // stride % size * stride

@@ -56,8 +56,9 @@ class PipelineEngine(DeepSpeedEngine):
     _program_slices = property(lambda self: 1 if autotp.has_rules(self._given) else self.grid.model_parallel_size)
     _topology = property(lambda self: self.grid.topology())
     stage_id = property(lambda self: self.grid.stage_id)
-    dp_world_size = property(lambda self: self.grid.data_parallel_size)
-    _dp_rank = property(lambda self: self.grid.data_parallel_id)
+    _sequence_degree = property(lambda self: self._resolved.get("sequence_parallel_size", 1))
+    dp_world_size = property(lambda self: self.grid.data_parallel_size // self._sequence_degree)
+    _dp_rank = property(lambda self: self.grid.data_parallel_id // self._sequence_degree)
     _drops_last = property(lambda self: not self.module.dynamic_shape or bool(self._given.get("dataloader_drop_last")))
     is_pipe_parallel = property(lambda self: self.num_stages > 1)
     is_data_parallel = property(lambda self: self.dp_world_size > 1)
@@ -76,18 +77,27 @@ class PipelineEngine(DeepSpeedEngine):
                                 self.module.schedule, self.module.chunks, self.module.dynamic_shape, self._slices())
 
     def _ranks(self):
-        """The module's topology under the library's names: where rules cut layers, DeepSpeed's "model" is "tensor".
-        Raises ConfigError."""
-        topology, slices = self.grid.topology(), configs.tensor_degree(self._resolved)
+        """The module's topology under the library's names: where rules cut layers, DeepSpeed's "model" is "tensor";
+        where sequences are cut, neighbours on "data" share samples. Raises ConfigError."""
+        topology, slices, parts = self.grid.topology(), configs.tensor_degree(self._resolved), self._sequence_degree
+        axes = list(zip(topology.axes, topology.dims))
+        if parts > 1:
+            of_data = topology.ranks.size_of("data")
+            if of_data % parts:
+                raise ConfigError(f"sequence_parallel_size={parts} does not divide the {of_data} ranks of the PipelineModule on the axis \"data\", of which "
+                                  "neighbours share samples; make one of the two fit the other")
+            eager.check(self.module, ["sequence_parallel_size"])
+            at = topology.axes.index("data")
+            axes[at:at + 1] = [("data", of_data // parts), ("sequence", parts)]
         if slices == 1:
-            return core.Topology(list(zip(topology.axes, topology.dims)))
+            return core.Topology(axes)
         of_model = topology.ranks.size_of("model")
         if of_model != slices:
             raise ConfigError(f"tensor_parallel.autotp_size={slices}, and the ranks of the PipelineModule have {of_model} on the axis \"model\"; give it "
                               f"topology=PipeModelDataParallelTopology(num_pp={self.num_stages}, num_mp={slices}, "
                               f"num_dp={self.world.size // self.num_stages // slices or 1})")
         eager.check(self.module, ["tensor_parallel.autotp_size"])
-        return core.Topology([("tensor" if axis == "model" else axis, size) for axis, size in zip(topology.axes, topology.dims)])
+        return core.Topology([("tensor" if axis == "model" else axis, size) for axis, size in axes])
 
     def get_model_parallel_rank(self):
         """Place of this rank among those that share layers."""
@@ -157,7 +167,7 @@ class PipelineEngine(DeepSpeedEngine):
         self.module.train()
         self._additional.clear()
         changes = self._changes()
-        with self._stepping(), ended.telling(self):
+        with self._stepping(), ended.telling(self), self._cutting():
             loss, applied = self.core.train_batch(self._next_batch, changes)
         self._follow_step(applied)
         self._gather_additional_losses()
@@ -192,7 +202,7 @@ class PipelineEngine(DeepSpeedEngine):
         self.module.eval()
         self._losses.clear()
         try:
-            with ended.telling(self):
+            with ended.telling(self), self._cutting():
                 mean, outputs = self.core.eval_batch(self._next_batch, num_micro_batches, compute_loss, return_logits or not compute_loss)
         finally:
             self._batches = before
@@ -209,9 +219,9 @@ class PipelineEngine(DeepSpeedEngine):
         """The mean of tensors in the same nesting, over a list of micro-batches and the data-parallel ranks."""
         def mean(*tensors):
             total = torch.stack(tensors).mean(0)
-            if self.is_data_parallel:
+            if self.grid.data_parallel_size > 1:  # ranks that share samples have the same
                 sum_over(total, self.grid.dp_group)
-            return total / self.dp_world_size
+            return total / self.grid.data_parallel_size
 
         return _pytree.tree_map(mean, outputs[0], *outputs[1:])
 
