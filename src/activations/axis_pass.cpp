@@ -224,23 +224,6 @@ at::Tensor AxisPass::whole(const PlacedArgument& one) {
   return tensor;
 }
 
-/// This rank's part by `to` of a tensor that it has by `from`, cut otherwise along the same dim.
-at::Tensor AxisPass::recut(const at::Tensor& part, const Cut& from, const Cut& to, int axis) {
-  const int rank = grid_.rank(position_, axis);
-  bool is_inside = from.outer == to.outer && from.ranges->whole() == to.ranges->whole();
-  for (int other = 0; is_inside && other < grid_.ranks(axis); ++other)
-    for (const Interval& one : to.ranges->of_rank(other))
-      is_inside = is_inside && from.ranges->place_of(other, one).size() == one.size();
-  if (!is_inside) return slice_of(enter(gather(part, from, /*enters=*/false), axis), to, rank);
-  std::vector<std::vector<Interval>> local(grid_.ranks(axis));
-  for (const Interval& one : to.ranges->of_rank(rank)) local[rank].push_back(from.ranges->place_of(rank, one));
-  return slice_of(part,
-                  {.dim = from.dim,
-                   .outer = to.outer,
-                   .ranges = std::make_shared<const Ranges>(from.ranges->local(rank), std::move(local))},
-                  rank);
-}
-
 bool AxisPass::may_read_parts() const {
   return std::ranges::any_of(axes_, [](const PassAxis& axis) { return axis.policy->may_read_parts(); });
 }

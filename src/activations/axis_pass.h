@@ -46,6 +46,7 @@ using Operands = c10::SmallVector<Operand, 4>;
 using OwnRow = std::function<std::optional<Row>(const OperatorCall&, const RowCall& of_wholes, const Operands&)>;
 
 class AxisPass;
+class RowRun;
 
 /// What an axis does in its own way, beside rows.
 class AxisPolicy {
@@ -114,43 +115,22 @@ class AxisPass : public Pass {
                            const std::string& fix);
 
  private:
+  static bool gives_views(const OperatorCall& call);
+  static Operands operands_of(const OperatorCall& call, const PlacedArguments& found);
   PlacedArguments find_arguments(const OperatorCall& call);
   void share_elements(OperatorCall& call, Next next, PlacedArguments& found);
   void run_found(OperatorCall& call, Next next, PlacedArguments found);
   void check_count(const OperatorCall& call, size_t index, const PlacedTensor& sum) const;
 
   // axis_rows.cpp
+  friend class RowRun;
   /// What says what an operator does with dims: the table's entry, or the program's own row.
   struct Meaning {
     const OperatorRow* entry = nullptr;
     std::shared_ptr<const OwnRow> own = nullptr;
   };
   struct Decided;
-  static bool gives_views(const OperatorCall& call);
-  static Operands operands_of(const OperatorCall& call, const PlacedArguments& found);
-  std::optional<Row> row_for(const OperatorCall& call, const Meaning& meaning, const RowCall& of_wholes,
-                             const Operands& operands);
   void run_row(OperatorCall& call, Next next, const Meaning& meaning, const PlacedArguments& found);
-  std::shared_ptr<Decided> decided(const OperatorCall& call, const Meaning& meaning, const Operands& operands);
-  void decide_on(Decided& made, const OperatorCall& call, const Meaning& meaning, const Operands& operands,
-                 bool asks_gradient);
-  at::Tensor localise(OperatorCall& call, const Meaning& meaning, const Operands& operands, Decided& made,
-                      LocalCall& here);
-  at::Tensor summed_product(const OperatorCall& call, Next next, const Decision& decision);
-  void finish(OperatorCall& call, Next next, const LocalCall& here, const Operands& operands, const Decided& made,
-              bool joins, const at::Tensor& added);
-  void check_own_results(const OperatorCall& call, const Operands& operands, const Decided& made,
-                         const std::vector<at::Tensor>& results);
-  at::Tensor placed(const Operand& one, const Placement& wanted, const std::vector<int>& entered);
-  at::Tensor recut(const at::Tensor& part, const Cut& from, const Cut& to, int axis);
-  struct Joined {
-    at::Tensor tensor;
-    std::shared_ptr<const Placement> placement;  ///< null: whole
-    c10::SmallVector<int, 2> scattered = {};     ///< axes along which ranks have parts of the sum
-  };
-  void join(Joined& result, const Decision::Join& join, const OperatorCall& call);
-  void add_term(Joined& result, const at::Tensor& term);
-  void note_count(const at::Tensor& sum, const Decision& decision);
 
   at::Tensor gather(const at::Tensor& part, const Cut& cut, bool enters);
   template <class Make>

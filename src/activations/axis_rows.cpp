@@ -86,32 +86,6 @@ Operands AxisPass::operands_of(const OperatorCall& call, const PlacedArguments& 
   return operands;
 }
 
-/// The row, of which every argument has the sizes that the row says; nothing: the operator runs on whole tensors.
-/// Refuses a call that joins unlike ones.
-std::optional<Row> AxisPass::row_for(const OperatorCall& call, const Meaning& meaning, const RowCall& of_wholes,
-                                     const Operands& operands) {
-  std::optional<Row> row =
-      meaning.entry != nullptr ? meaning.entry->row(of_wholes) : (*meaning.own)(call, of_wholes, operands);
-  if (!row) return row;
-  for (size_t i = row->arguments.size(); i < operands.size(); ++i) {
-    row->arguments.emplace_back();
-    for (const int64_t size : of_wholes.sizes(i)) row->arguments[i].push_back(row->dim(size, FactorKind::kWhole));
-  }
-  for (size_t i = 0; i < operands.size(); ++i) {
-    const at::IntArrayRef sizes = of_wholes.sizes(i);
-    const std::vector<int64_t> of_row = row->sizes_of(row->arguments[i]);
-    for (size_t dim = 0; of_row.size() == sizes.size() && dim < sizes.size(); ++dim) {
-      if (of_row[dim] == sizes[dim]) continue;
-      const auto lead = std::ranges::find_if(operands, [](const Operand& one) { return one.found != nullptr; });
-      refuse(call, lead->tensor,
-             str("joins ", operands[i].tensor.sizes(), ", which is ",
-                 operands[i].found != nullptr ? "cut otherwise" : "not cut", ", with a part"),
-             str("make it of the whole's size, ", of_row[dim], " in dim ", dim));
-    }
-  }
-  return row;
-}
-
 /// What is decided of a call, alike for all that differ in their tensors' values alone.
 struct AxisPass::Decided {
   enum class Way : uint8_t { kByRow, kWhole, kNewSizes };
@@ -130,58 +104,150 @@ struct AxisPass::Decided {
   std::shared_ptr<const OwnRow> own = {};
 };
 
-std::shared_ptr<AxisPass::Decided> AxisPass::decided(const OperatorCall& call, const Meaning& meaning,
-                                                     const Operands& operands) {
+/// One operator that runs by its row.
+class RowRun {
+ public:
+  using Decided = AxisPass::Decided;
+  RowRun(AxisPass& pass, OperatorCall& call, Next next, const AxisPass::Meaning& meaning, Operands operands)
+      : pass_(pass), call_(call), next_(next), meaning_(meaning), operands_(std::move(operands)) {}
+
+  void run(const PlacedArguments& found);
+
+ private:
+  struct Joined {
+    at::Tensor tensor;
+    std::shared_ptr<const Placement> placement;  ///< null: whole
+    c10::SmallVector<int, 2> scattered = {};     ///< axes along which ranks have parts of the sum
+  };
+  std::optional<Row> row_for(const RowCall& of_wholes);
+  std::shared_ptr<Decided> decided();
+  void decide_on(Decided& made, bool asks_gradient);
+  at::Tensor localise(Decided& made, LocalCall& here);
+  at::Tensor placed(const Operand& one, const Placement& wanted, const std::vector<int>& entered);
+  at::Tensor recut(const at::Tensor& part, const Cut& from, const Cut& to, int axis);
+  at::Tensor summed_product(const Decision& decision);
+  void finish(const Decided& made, const LocalCall& here, bool joins, const at::Tensor& added);
+  void join(Joined& result, const Decision::Join& join);
+  void add_term(Joined& result, const at::Tensor& term);
+  void check_own_results(const Decided& made, const std::vector<at::Tensor>& results);
+  void note_count(const at::Tensor& sum, const Decision& decision);
+
+  AxisPass& pass_;
+  OperatorCall& call_;
+  const Next next_;
+  const AxisPass::Meaning& meaning_;
+  const Operands operands_;
+};
+
+void AxisPass::run_row(OperatorCall& call, Next next, const Meaning& meaning, const PlacedArguments& found) {
+  RowRun(*this, call, next, meaning, operands_of(call, found)).run(found);
+}
+
+void RowRun::run(const PlacedArguments& found) {
+  // The decision is kept while the operator runs, which may run others.
+  const std::shared_ptr<Decided> made = decided();
+  if (made->way == Decided::Way::kWhole) return pass_.run_whole(call_, next_, found);
+  if (made->way == Decided::Way::kNewSizes)
+    pass_.refuse(call_, found[0].tensor, "changes the sizes in place of", "use the operator without _");
+  LocalCall here;
+  at::Tensor added;
+  if (!made->has_moves && made->is_known) {
+    for (const auto& [index, value] : made->plain) argument(call_, index) = value;
+  } else {
+    next_.run(call_, [&] { added = localise(*made, here); });
+  }
+  if (call_.traits.random || has_dropout(call_)) call_.stream = RandomStream::kSlice;
+  const at::Tensor sum = summed_product(made->decision);
+  if (sum.defined()) {
+    give(call_, {sum});
+  } else if (here.run) {
+    give(call_, next_.run(call_, [&] {
+      const std::vector<at::Tensor> results = here.run(here.arguments);
+      if (call_.op.schema().returns()[0].type()->kind() == c10::TypeKind::ListType)
+        return std::vector<c10::IValue>{c10::List<at::Tensor>(results)};
+      return std::vector<c10::IValue>(results.begin(), results.end());
+    }));
+  } else {
+    next_(call_);
+  }
+  finish(*made, here, /*joins=*/!sum.defined(), added);
+}
+
+/// The row, of which every argument has the sizes that the row says; nothing: the operator runs on whole tensors.
+/// Refuses a call that joins unlike ones.
+std::optional<Row> RowRun::row_for(const RowCall& of_wholes) {
+  std::optional<Row> row =
+      meaning_.entry != nullptr ? meaning_.entry->row(of_wholes) : (*meaning_.own)(call_, of_wholes, operands_);
+  if (!row) return row;
+  for (size_t i = row->arguments.size(); i < operands_.size(); ++i) {
+    row->arguments.emplace_back();
+    for (const int64_t size : of_wholes.sizes(i)) row->arguments[i].push_back(row->dim(size, FactorKind::kWhole));
+  }
+  for (size_t i = 0; i < operands_.size(); ++i) {
+    const at::IntArrayRef sizes = of_wholes.sizes(i);
+    const std::vector<int64_t> of_row = row->sizes_of(row->arguments[i]);
+    for (size_t dim = 0; of_row.size() == sizes.size() && dim < sizes.size(); ++dim) {
+      if (of_row[dim] == sizes[dim]) continue;
+      const auto lead = std::ranges::find_if(operands_, [](const Operand& one) { return one.found != nullptr; });
+      pass_.refuse(call_, lead->tensor,
+                   str("joins ", operands_[i].tensor.sizes(), ", which is ",
+                       operands_[i].found != nullptr ? "cut otherwise" : "not cut", ", with a part"),
+                   str("make it of the whole's size, ", of_row[dim], " in dim ", dim));
+    }
+  }
+  return row;
+}
+
+std::shared_ptr<AxisPass::Decided> RowRun::decided() {
   constexpr size_t kMostDecisions = 4096;
-  const bool asks_gradient = at::GradMode::is_enabled() && std::ranges::any_of(operands, [](const Operand& one) {
+  const bool asks_gradient = at::GradMode::is_enabled() && std::ranges::any_of(operands_, [](const Operand& one) {
                                return one.tensor.defined() && one.tensor.requires_grad();
                              });
-  CallKey key(call);
+  CallKey key(call_);
   key.add(asks_gradient ? 1 : 0);
-  key.add(meaning.own.get());
-  for (const Operand& one : operands) {
+  key.add(meaning_.own.get());
+  for (const Operand& one : operands_) {
     key.add(one.found == nullptr ? 0 : one.found->known->is_parameter ? 1 : 2);
     key.add(one.found == nullptr ? nullptr : one.found->known->placement.get());
   }
   if (key.is_complete())
-    if (const auto found = decisions_.find(key); found != decisions_.end()) return found->second;
+    if (const auto found = pass_.decisions_.find(key); found != pass_.decisions_.end()) return found->second;
   auto made = std::make_shared<Decided>();
-  made->own = meaning.own;
-  decide_on(*made, call, meaning, operands, asks_gradient);
+  made->own = meaning_.own;
+  decide_on(*made, asks_gradient);
   if (!key.is_complete()) return made;
-  if (decisions_.size() >= kMostDecisions) decisions_.clear();
-  return decisions_.emplace(std::move(key), std::move(made)).first->second;
+  if (pass_.decisions_.size() >= kMostDecisions) pass_.decisions_.clear();
+  return pass_.decisions_.emplace(std::move(key), std::move(made)).first->second;
 }
 
-void AxisPass::decide_on(Decided& made, const OperatorCall& call, const Meaning& meaning, const Operands& operands,
-                         bool asks_gradient) {
+void RowRun::decide_on(Decided& made, bool asks_gradient) {
   std::vector<std::vector<int64_t>> sizes;
   std::vector<Placement> placements;
   std::vector<int> leads;
-  for (const Operand& one : operands) {
+  for (const Operand& one : operands_) {
     const PlacedTensor* const known = one.found != nullptr ? one.found->known.get() : nullptr;
-    sizes.push_back(known != nullptr       ? whole_sizes_of(*one.found)
+    sizes.push_back(known != nullptr       ? pass_.whole_sizes_of(*one.found)
                     : one.tensor.defined() ? one.tensor.sizes().vec()
                                            : std::vector<int64_t>());
-    placements.push_back(known != nullptr ? *known->placement : Placement(grid_.positions()));
+    placements.push_back(known != nullptr ? *known->placement : Placement(pass_.grid_.positions()));
     if (known != nullptr) made.kept.push_back(known->placement);
     leads.push_back(one.is_written ? kWrittenLeads : known != nullptr && known->is_parameter ? kParameterLeads : 0);
   }
-  made.of_wholes.emplace(RowCall(call.op, call.arguments(), std::move(sizes)).kept());
-  const std::optional<Row> row = row_for(call, meaning, *made.of_wholes, operands);
+  made.of_wholes.emplace(RowCall(call_.op, call_.arguments(), std::move(sizes)).kept());
+  const std::optional<Row> row = row_for(*made.of_wholes);
   if (!row) {
     made.way = Decided::Way::kWhole;
     return;
   }
   made.row = *row;
-  made.decision = decide(made.row, placements, grid_, leads);
+  made.decision = decide(made.row, placements, pass_.grid_, leads);
   const Decision& decision = made.decision;
   const bool needs_counts = asks_gradient && std::ranges::any_of(decision.joins, [](const Decision::Join& join) {
                               return shares_gradient(join.kind);
                             });
   if (decision.divided.empty() || needs_counts) made.way = Decided::Way::kWhole;
-  for (size_t i = 0; i < operands.size() && made.way == Decided::Way::kByRow; ++i) {
-    if (!operands[i].is_written) continue;
+  for (size_t i = 0; i < operands_.size() && made.way == Decided::Way::kByRow; ++i) {
+    if (!operands_[i].is_written) continue;
     if (!(decision.arguments[i] == placements[i]))
       made.way = Decided::Way::kWhole;
     else if (!(decision.results[0] == placements[i]) ||
@@ -189,9 +255,9 @@ void AxisPass::decide_on(Decided& made, const OperatorCall& call, const Meaning&
       made.way = Decided::Way::kNewSizes;
   }
   made.term = decision.joins.empty() ? -1 : made.row.term;
-  for (size_t i = 0; i < operands.size(); ++i) {
+  for (size_t i = 0; i < operands_.size(); ++i) {
     std::vector<int>& entered = made.entered.emplace_back();
-    if (!operands[i].tensor.defined() || operands[i].is_written) continue;
+    if (!operands_[i].tensor.defined() || operands_[i].is_written) continue;
     const bool is_term = static_cast<int>(i) == made.term;
     for (const int axis : decision.divided)
       if (!decision.arguments[i].is_cut_along(axis) && (!is_term || decision.results[0].is_cut_along(axis)))
@@ -200,60 +266,27 @@ void AxisPass::decide_on(Decided& made, const OperatorCall& call, const Meaning&
     made.has_moves = made.has_moves || !entered.empty() || is_moved;
     made.copies = made.copies || is_moved;
   }
-  made.copies = (made.copies || !decision.joins.empty()) && gives_views(call);
+  made.copies = (made.copies || !decision.joins.empty()) && AxisPass::gives_views(call_);
   for (const Placement& placement : decision.results)
     made.results.push_back(placement.at(0).empty() ? nullptr : std::make_shared<const Placement>(placement));
 }
 
-void AxisPass::run_row(OperatorCall& call, Next next, const Meaning& meaning, const PlacedArguments& found) {
-  const Operands operands = operands_of(call, found);
-  // The decision is kept while the operator runs, which may run others.
-  const std::shared_ptr<Decided> made = decided(call, meaning, operands);
-  if (made->way == Decided::Way::kWhole) return run_whole(call, next, found);
-  if (made->way == Decided::Way::kNewSizes)
-    refuse(call, found[0].tensor, "changes the sizes in place of", "use the operator without _");
-  LocalCall here;
-  at::Tensor added;
-  if (!made->has_moves && made->is_known) {
-    for (const auto& [index, value] : made->plain) argument(call, index) = value;
-  } else {
-    next.run(call, [&] { added = localise(call, meaning, operands, *made, here); });
-  }
-  if (call.traits.random || has_dropout(call)) call.stream = RandomStream::kSlice;
-  bool is_summed = false;
-  if (const at::Tensor sum = summed_product(call, next, made->decision); sum.defined()) {
-    is_summed = true;
-    give(call, {sum});
-  } else if (here.run) {
-    give(call, next.run(call, [&] {
-      const std::vector<at::Tensor> results = here.run(here.arguments);
-      if (call.op.schema().returns()[0].type()->kind() == c10::TypeKind::ListType)
-        return std::vector<c10::IValue>{c10::List<at::Tensor>(results)};
-      return std::vector<c10::IValue>(results.begin(), results.end());
-    }));
-  } else {
-    next(call);
-  }
-  finish(call, next, here, operands, *made, !is_summed, added);
-}
-
 /// The arguments become this rank's. The term that is to be added behind a sum, if there is one.
-at::Tensor AxisPass::localise(OperatorCall& call, const Meaning& meaning, const Operands& operands, Decided& made,
-                              LocalCall& here) {
+at::Tensor RowRun::localise(Decided& made, LocalCall& here) {
   const Decision& decision = made.decision;
   std::vector<at::Tensor> tensors;
-  for (size_t i = 0; i < operands.size(); ++i)
-    tensors.push_back(operands[i].is_written ? operands[i].tensor
-                                             : placed(operands[i], decision.arguments[i], made.entered[i]));
+  for (size_t i = 0; i < operands_.size(); ++i)
+    tensors.push_back(operands_[i].is_written ? operands_[i].tensor
+                                              : placed(operands_[i], decision.arguments[i], made.entered[i]));
   const at::Tensor added = made.term >= 0 ? tensors[made.term] : at::Tensor();
-  here.arguments = with_tensors(call.arguments().vec(), tensors);
+  here.arguments = with_tensors(call_.arguments().vec(), tensors);
   if (made.term >= 0) {
-    const size_t index = operands[made.term].index;
-    here.arguments[index] = nothing_for(call.op.schema().arguments()[index], added);
+    const size_t index = operands_[made.term].index;
+    here.arguments[index] = nothing_for(call_.op.schema().arguments()[index], added);
   }
   const std::vector<c10::IValue> before = here.arguments;
-  if (meaning.entry != nullptr && meaning.entry->localise != nullptr)
-    meaning.entry->localise(*made.of_wholes, decision.local[position_], here);
+  if (meaning_.entry != nullptr && meaning_.entry->localise != nullptr)
+    meaning_.entry->localise(*made.of_wholes, decision.local[pass_.position_], here);
   made.is_known = !here.run && !here.mend && made.term < 0;
   made.plain.clear();
   for (size_t i = 0; i < before.size(); ++i) {
@@ -261,99 +294,99 @@ at::Tensor AxisPass::localise(OperatorCall& call, const Meaning& meaning, const 
       made.plain.emplace_back(i, here.arguments[i]);
       made.is_known = made.is_known && !here.arguments[i].isTensor();
     }
-    argument(call, i) = here.arguments[i];
+    argument(call_, i) = here.arguments[i];
   }
   return added;
 }
 
 /// A sum over ranks that an axis computes in its own way; undefined: it does not.
-at::Tensor AxisPass::summed_product(const OperatorCall& call, Next next, const Decision& decision) {
+at::Tensor RowRun::summed_product(const Decision& decision) {
   if (decision.joins.size() != 1 || decision.joins[0].kind != FactorKind::kSum) return {};
-  return axes_[decision.joins[0].axis].policy->summed_product(*this, call, next);
+  return pass_.axes_[decision.joins[0].axis].policy->summed_product(pass_, call_, next_);
 }
 
 /// This rank's results become those of the call: joined over ranks, and known as parts.
-void AxisPass::finish(OperatorCall& call, Next next, const LocalCall& here, const Operands& operands,
-                      const Decided& made, bool joins, const at::Tensor& added) {
+void RowRun::finish(const Decided& made, const LocalCall& here, bool joins, const at::Tensor& added) {
   const Decision& decision = made.decision;
-  std::vector<at::Tensor> results = tensors_among(call.results());
-  if (made.own != nullptr) check_own_results(call, operands, made, results);
+  std::vector<at::Tensor> results = tensors_among(call_.results());
+  if (made.own != nullptr) check_own_results(made, results);
   const auto placement_of = [&](size_t i) { return made.results[std::min(i, made.results.size() - 1)]; };
-  const bool gathers_output = operands.size() > 1 && std::ranges::any_of(operands, [](const Operand& one) {
+  const bool gathers_output = operands_.size() > 1 && std::ranges::any_of(operands_, [](const Operand& one) {
                                 return one.found != nullptr && one.found->known->gathers_output;
                               });
-  const bool is_of_parameter = operands.size() == 1 && operands[0].found->known->is_parameter;
+  const bool is_of_parameter = operands_.size() == 1 && operands_[0].found->known->is_parameter;
   c10::SmallVector<Joined, 2> found;
   for (size_t i = 0; i < results.size(); ++i) found.push_back({results[i], placement_of(i)});
   if (here.mend || (joins && !decision.joins.empty()) || added.defined() || gathers_output) {
-    next.run(call, [&] {
+    next_.run(call_, [&] {
       if (here.mend) here.mend(results);
       for (size_t i = 0; i < results.size(); ++i) {
         if (!results[i].defined()) continue;
         found[i].tensor = results[i];
         for (auto one = decision.joins.rbegin(); joins && one != decision.joins.rend(); ++one)
           if (made.results.empty() || !decision.results[std::min(i, made.results.size() - 1)].is_cut_along(one->axis))
-            join(found[i], *one, call);
+            join(found[i], *one);
         if (added.defined()) add_term(found[i], added);
         if (gathers_output && found[i].placement != nullptr) {
-          found[i].tensor = whole({0, found[i].tensor, known_as(found[i].placement)});
+          found[i].tensor = pass_.whole({0, found[i].tensor, known_as(found[i].placement)});
           found[i].placement = nullptr;
         }
         results[i] = found[i].tensor;
       }
     });
-    const size_t count = call.op.schema().returns().size();
-    const std::vector<c10::IValue> joined = with_tensors(call.results().vec(), results);
-    for (size_t i = 0; i < count; ++i) call.stack[call.stack.size() - count + i] = joined[i];
+    const size_t count = call_.op.schema().returns().size();
+    const std::vector<c10::IValue> joined = with_tensors(call_.results().vec(), results);
+    for (size_t i = 0; i < count; ++i) call_.stack[call_.stack.size() - count + i] = joined[i];
   }
-  if (operands.size() == 1 && may_read_parts()) note_count(results[0], decision);
+  if (operands_.size() == 1 && pass_.may_read_parts()) note_count(results[0], decision);
   for (const Joined& one : found) {
     if (!one.tensor.defined() || (one.placement == nullptr && !made.copies)) continue;
     const bool is_written =
-        std::ranges::any_of(operands, [&](const Operand& operand) { return operand.tensor.is_same(one.tensor); });
+        std::ranges::any_of(operands_, [&](const Operand& operand) { return operand.tensor.is_same(one.tensor); });
     if (!is_written)
-      table_.add(one.tensor, {.placement = one.placement, .is_parameter = is_of_parameter, .is_copy = made.copies});
+      pass_.table_.add(one.tensor,
+                       {.placement = one.placement, .is_parameter = is_of_parameter, .is_copy = made.copies});
   }
 }
 
 /// A program's own row says of results in which dim they are cut, and no sizes.
-void AxisPass::check_own_results(const OperatorCall& call, const Operands& operands, const Decided& made,
-                                 const std::vector<at::Tensor>& results) {
-  const auto lead = std::ranges::find_if(operands, [](const Operand& one) { return one.found != nullptr; });
+void RowRun::check_own_results(const Decided& made, const std::vector<at::Tensor>& results) {
+  const auto lead = std::ranges::find_if(operands_, [](const Operand& one) { return one.found != nullptr; });
   const auto refuse_results = [&](const std::string& what) {
-    refuse(call, lead->tensor, str("gives ", what, ", which its rule does not say"),
-           "name the dim in which each result is cut in PartitionAnswer::results");
+    pass_.refuse(call_, lead->tensor, str("gives ", what, ", which its rule does not say"),
+                 "name the dim in which each result is cut in PartitionAnswer::results");
   };
-  if (results.size() != call.results().size()) refuse_results("no tensor");
+  if (results.size() != call_.results().size()) refuse_results("no tensor");
   if (results.size() != made.results.size())
     refuse_results(str(results.size(), results.size() == 1 ? " result" : " results"));
   for (size_t i = 0; i < results.size(); ++i) {
     if (made.results[i] == nullptr || !results[i].defined()) continue;
-    for (const Cut& cut : made.results[i]->at(position_))
-      if (cut.dim >= results[i].dim() || results[i].size(cut.dim) != cut.local(grid_.rank(position_, cut.axis)))
+    for (const Cut& cut : made.results[i]->at(pass_.position_))
+      if (cut.dim >= results[i].dim() ||
+          results[i].size(cut.dim) != cut.local(pass_.grid_.rank(pass_.position_, cut.axis)))
         refuse_results(str(results[i].sizes()));
   }
 }
 
 /// A program that reads sizes of a part may divide a sum of all ranks by the number of its own elements.
-void AxisPass::note_count(const at::Tensor& sum, const Decision& decision) {
+void RowRun::note_count(const at::Tensor& sum, const Decision& decision) {
   const bool is_sum = decision.joins.size() == 1 && decision.joins[0].kind == FactorKind::kSum;
   if (!is_sum || !sum.defined()) return;
-  const LocalRow& local = decision.local[position_];
+  const LocalRow& local = decision.local[pass_.position_];
   PlacedTensor known{.local_count = 1, .whole_count = 1};
   for (size_t factor = 0; factor < local.sizes.size(); ++factor) {
     if (local.row->factors[factor].kind != FactorKind::kSum) continue;
     known.local_count *= local.sizes[factor];
     known.whole_count *= local.row->factors[factor].size;
   }
-  table_.add(sum, std::move(known));
+  pass_.table_.add(sum, std::move(known));
 }
 
-void AxisPass::join(Joined& result, const Decision::Join& join, const OperatorCall& call) {
-  AxisExchanges& axis = exchanges(join.axis);
-  const std::string& name = call.op.schema().name();
+void RowRun::join(Joined& result, const Decision::Join& join) {
+  AxisExchanges& axis = pass_.exchanges(join.axis);
+  const std::string& name = call_.op.schema().name();
   if (join.kind == FactorKind::kSum || join.kind == FactorKind::kPlaces) {
-    const std::optional<Cut> cut = axes_[join.axis].policy->scattered(call, result.tensor);
+    const std::optional<Cut> cut = pass_.axes_[join.axis].policy->scattered(call_, result.tensor);
     if (!cut) {
       result.tensor = axis.sum(result.tensor, name);
       return;
@@ -361,12 +394,12 @@ void AxisPass::join(Joined& result, const Decision::Join& join, const OperatorCa
     result.tensor = axis.scatter(result.tensor, *cut, name);
     Cut of_axis = *cut;
     of_axis.axis = join.axis;
-    result.placement = with_cut({.placement = result.placement}, of_axis).placement;
+    result.placement = pass_.with_cut({.placement = result.placement}, of_axis).placement;
     result.scattered.push_back(join.axis);
   } else if (join.kind == FactorKind::kMean) {
-    result.tensor = axis.sum(result.tensor * join.shares[position_], name);
+    result.tensor = axis.sum(result.tensor * join.shares[pass_.position_], name);
   } else {
-    const int ranks = grid_.ranks(join.axis);
+    const int ranks = pass_.grid_.ranks(join.axis);
     const Cut by_rank{.axis = join.axis, .ranges = std::make_shared<const Ranges>(Ranges::even(ranks, ranks))};
     result.tensor = joined(join.kind, axis.gather(result.tensor.unsqueeze(0), by_rank, name));
   }
@@ -374,46 +407,63 @@ void AxisPass::join(Joined& result, const Decision::Join& join, const OperatorCa
 
 /// The term of a sum, in the dtype that autocast has chosen for it. Of a sum that was scattered this rank adds its
 /// part.
-void AxisPass::add_term(Joined& result, const at::Tensor& term) {
+void RowRun::add_term(Joined& result, const at::Tensor& term) {
   at::Tensor added = term.to(result.tensor.scalar_type());
   for (const int axis : result.scattered) {
-    added = enter(added, axis);
-    Cut own = *cut_of({.placement = result.placement}, axis);
+    added = pass_.enter(added, axis);
+    Cut own = *pass_.cut_of({.placement = result.placement}, axis);
     own.dim += added.dim() - result.tensor.dim();
-    if (own.dim >= 0 && added.size(own.dim) != 1) added = slice_of(added, own, grid_.rank(position_, axis));
+    if (own.dim >= 0 && added.size(own.dim) != 1) added = slice_of(added, own, pass_.grid_.rank(pass_.position_, axis));
   }
   result.tensor = result.tensor + added;
 }
 
 /// The operand as `wanted`: gathered as far as needed, then taken, and entered along axes that divide the rest.
-at::Tensor AxisPass::placed(const Operand& one, const Placement& wanted, const std::vector<int>& entered) {
+at::Tensor RowRun::placed(const Operand& one, const Placement& wanted, const std::vector<int>& entered) {
   at::Tensor tensor = one.tensor;
   if (!tensor.defined()) return tensor;
-  const Placement::Cuts& to = wanted.at(position_);
+  const Placement::Cuts& to = wanted.at(pass_.position_);
   size_t at = 0;
   if (one.found != nullptr) {
     const Placement& given = *one.found->known->placement;
-    const Placement::Cuts& from = given.at(position_);
-    for (at = from.size(); !is_kept(given, wanted, grid_.positions(), at); --at) {
+    const Placement::Cuts& from = given.at(pass_.position_);
+    for (at = from.size(); !is_kept(given, wanted, pass_.grid_.positions(), at); --at) {
       const Cut& last = from[at - 1];
       const bool is_recut = at == to.size() && to[at - 1].axis == last.axis && to[at - 1].dim == last.dim &&
-                            is_kept(given, wanted, grid_.positions(), at - 1);
+                            is_kept(given, wanted, pass_.grid_.positions(), at - 1);
       if (is_recut) {
         tensor = recut(tensor, last, to[at - 1], last.axis);
         break;
       }
-      tensor = gather(tensor, last, std::ranges::find(entered, last.axis) != entered.end());
+      tensor = pass_.gather(tensor, last, std::ranges::find(entered, last.axis) != entered.end());
     }
   }
   for (; at < to.size(); ++at)
-    tensor = slice_of(enter(tensor, to[at].axis), to[at], grid_.rank(position_, to[at].axis));
+    tensor = slice_of(pass_.enter(tensor, to[at].axis), to[at], pass_.grid_.rank(pass_.position_, to[at].axis));
   // A part of what is dense lies between other parts; views and some kernels count on a dense one.
   if (one.tensor.is_contiguous()) tensor = tensor.contiguous();
   for (const int axis : entered) {
     const bool was_gathered = one.found != nullptr && one.found->known->placement->is_cut_along(axis);
-    if (!was_gathered) tensor = enter(tensor, axis);
+    if (!was_gathered) tensor = pass_.enter(tensor, axis);
   }
   return tensor;
+}
+
+/// This rank's part by `to` of a tensor that it has by `from`, cut otherwise along the same dim.
+at::Tensor RowRun::recut(const at::Tensor& part, const Cut& from, const Cut& to, int axis) {
+  const int rank = pass_.grid_.rank(pass_.position_, axis);
+  bool is_inside = from.outer == to.outer && from.ranges->whole() == to.ranges->whole();
+  for (int other = 0; is_inside && other < pass_.grid_.ranks(axis); ++other)
+    for (const Interval& one : to.ranges->of_rank(other))
+      is_inside = is_inside && from.ranges->place_of(other, one).size() == one.size();
+  if (!is_inside) return slice_of(pass_.enter(pass_.gather(part, from, /*enters=*/false), axis), to, rank);
+  std::vector<std::vector<Interval>> local(pass_.grid_.ranks(axis));
+  for (const Interval& one : to.ranges->of_rank(rank)) local[rank].push_back(from.ranges->place_of(rank, one));
+  return slice_of(part,
+                  {.dim = from.dim,
+                   .outer = to.outer,
+                   .ranges = std::make_shared<const Ranges>(from.ranges->local(rank), std::move(local))},
+                  rank);
 }
 
 }  // namespace trireme
