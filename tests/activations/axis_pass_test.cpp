@@ -150,6 +150,7 @@ TEST(AxisPass, RunsEveryOperatorOfTheTableOverTwoAxes) {
         if (auto trial = trial_of(*one, random)) all.push_back(*std::move(trial));
   }
   EXPECT_GT(all.size(), 800u);
+  std::printf("%zu calls\n", all.size());
   run_ranks(axes().grid.positions(), [&](Rank& rank) {
     const QuietWarnings quiet_here;
     const std::vector<std::unique_ptr<Group>> groups = groups_of(rank.world());

@@ -24,7 +24,6 @@
 #include <tuple>
 #include <vector>
 
-#include "tests/parity/cases.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
@@ -118,6 +117,7 @@ inline std::vector<LayerSpec> hand_written(int blocks = 4, bool is_tied = false)
     layers.push_back(drawn<BlockImpl>(str("block", i), block, static_cast<uint64_t>(10 + i)));
   }
   LayerSpec head = embedding;
+  head.name = "head";
   head.type = "Linear";
   head.forward = [is_tied](torch::nn::Module* module, const c10::IValue& value) {
     const at::Tensor& weight = is_tied ? static_cast<torch::nn::EmbeddingImpl*>(module)->weight
