@@ -33,6 +33,16 @@ bool splits(const pipeline::Schedule& schedule) {
   return false;
 }
 
+/// Those that output_of() has put behind the tensors of the value.
+void take_random_states(Message& message, c10::Device device) {
+  const size_t count = carried_streams(device).size(), left = message.value.tensors.size() - count;
+  set_random_states_of(
+      device, {message.value.tensors.begin() + static_cast<std::ptrdiff_t>(left), message.value.tensors.end()});
+  message.value.tensors.resize(left);
+  message.requires_grad.resize(left);
+  message.cuts.resize(left);
+}
+
 }  // namespace
 
 StageWork::StageWork(Training& training, const StageModel& model, const Data& data, Group& tied_group,
@@ -182,7 +192,7 @@ c10::IValue StageWork::input_of(Slot& slot, const Instruction& instruction) {
   if (stays_here(before))
     slot.input = take_over(Messages::activation_of(before, mode_.trains), instruction.micro_batch);
   Message& message = *slot.input;
-  if (carries_random_state()) take_random_states(message);
+  if (carries_random_state()) take_random_states(message, training_.pager().device());
   for (size_t i = 0; i < message.value.tensors.size(); ++i) {
     at::Tensor& tensor = message.value.tensors[i];
     tensor = training_.passes().taken(tensor, message.cuts[i]);
@@ -193,17 +203,6 @@ c10::IValue StageWork::input_of(Slot& slot, const Instruction& instruction) {
   c10::IValue input = unflatten(message.value);
   slot.input.reset();
   return input;
-}
-
-/// Those that output_of() has put behind the tensors of the value.
-void StageWork::take_random_states(Message& message) const {
-  const c10::Device device = training_.pager().device();
-  const size_t count = carried_streams(device).size(), left = message.value.tensors.size() - count;
-  set_random_states_of(
-      device, {message.value.tensors.begin() + static_cast<std::ptrdiff_t>(left), message.value.tensors.end()});
-  message.value.tensors.resize(left);
-  message.requires_grad.resize(left);
-  message.cuts.resize(left);
 }
 
 /// `value` as it goes to the part after. Its graph is kept by its edges.

@@ -94,7 +94,6 @@ class StageWork {
   c10::IValue input_of(Slot& slot, const pipeline::Instruction& instruction);
   Message output_of(Slot& slot, const c10::IValue& value) const;
   c10::IValue whole(const c10::IValue& value) const;
-  void take_random_states(Message& message) const;
   void finish_forward(Slot& slot, const c10::IValue& output, int micro_batch);
   void refuse_reentrant(const Slot& slot) const;
   void backward_inputs(Slot& slot);

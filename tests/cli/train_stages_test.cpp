@@ -62,13 +62,16 @@ TEST_F(TrainStages, GoOnWhereWholeModelsWere) {
           {"v", R"("zero_optimization": {"stage": 3}, "pipeline": {"stages": 2, "activation_checkpoint_interval": 1},
                     "trireme": {"pipeline": {"schedule": "zb-v", "chunks": 2}})"},
           {"uniform", R"("zero_optimization": {"stage": 1}, "pipeline": {"stages": 2, "partition": "uniform"})"},
+          {"parts", R"("zero_optimization": {"stage": 1}, "pipeline": {"stages": 2}, "sequence_parallel_size": 2)"},
           {"slices",
            R"("zero_optimization": {"stage": 2}, "pipeline": {"stages": 2}, "tensor_parallel": {"autotp_size": 2})"}}) {
     cut("whole", name, 4);
     const auto staged = run_program(run(name, config(name, keys), "4", {"--steps", "8", "--resume"}));
     ASSERT_EQ(staged.exit_code, 0) << staged.err;
-    const std::string slices = name == "slices" ? ", layers cut over 2 ranks" : "";
-    EXPECT_NE(staged.err.find("2 pipeline stages" + slices + " on 4 ranks"), std::string::npos) << staged.err;
+    const std::string of_axis = name == "slices"  ? ", layers cut over 2 ranks"
+                                : name == "parts" ? ", sequences cut over 2 ranks"
+                                                  : "";
+    EXPECT_NE(staged.err.find("2 pipeline stages" + of_axis + " on 4 ranks"), std::string::npos) << staged.err;
     const auto losses = numbers_of(name, "loss");
     ASSERT_EQ(losses.size(), 8u);
     for (size_t step = 4; step < 8; ++step) EXPECT_NEAR(losses[step], expected[step], 1e-5) << name << step;

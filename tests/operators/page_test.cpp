@@ -22,8 +22,9 @@ namespace page_test {
 constexpr const char* kHead =
     "# The meaning of operators\n\n"
     "Printed by `operators_test` from the table of rows (`src/operators/row_table.cpp`);\n"
-    "`TRIREME_UPDATE_DOCS=1` before it writes this page anew. [Why rows](decisions/043-rows-of-factors.md). No engine "
-    "uses\nthem yet: what runs today on parts stands in [sequence](sequence.md) and [tensor](tensor.md).\n\n"
+    "`TRIREME_UPDATE_DOCS=1` before it writes this page anew. [Why rows](decisions/043-rows-of-factors.md). Slices "
+    "of\n[tensor parallelism](tensor.md) run by it; parts of [sequences](sequence.md) have rules of their own so "
+    "far.\n\n"
     "A dim is made of factors, outermost first: `(a b)` is a dim of two, `1` one of size 1 that is never cut. The "
     "rows\n"
     "are of calls at random. Where ranks cut a dim along a factor, each computes its part *apart*; they *join* what\n"

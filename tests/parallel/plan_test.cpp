@@ -314,9 +314,7 @@ TEST(ParallelPlan, RefusesAxesAndDegreesByName) {
             "model into stages, or leave it 1");
   EXPECT_EQ(refusal_of(Topology({{"data", 2}}), {.degrees = {.sequence = 2}}),
             "sequence_parallel_size=2, and the grid has 1 ranks on the axis \"sequence\"; make the two the same");
-  EXPECT_EQ(refusal_of(Topology({{"pipe", 2}, {"sequence", 2}}), {.degrees = {.pipe = 2, .sequence = 2}}),
-            "axes \"pipe\" of 2 and \"sequence\" of 2 ranks: a pipeline does not send parts of sequences yet; make one "
-            "of the two 1");
+  EXPECT_EQ(refusal_of(Topology({{"pipe", 2}, {"sequence", 2}}), {.degrees = {.pipe = 2, .sequence = 2}}), "");
   EXPECT_EQ(refusal_of(Topology({{"data", 4}}), {.degrees = {.data = 4, .replicas = 3}, .pager = policy_of(3)}),
             "degrees.replicas=3 must divide the data degree, 4; choose another");
   EXPECT_EQ(refusal_of(Topology({{"other", 1}, {"data", 4}}), {.degrees = {.data = 4}}), "");
@@ -367,8 +365,11 @@ TEST(Exclusions, ThatOptionsTellAreRefusedByThePlan) {
          options.degrees = {.data = 1, .pipe = 2, .model = 2};
          options.has_ownership = true;
        }},
-      {{Feature::kPipeline, Feature::kSequence},
-       [](ParallelOptions& options) { options.degrees = {.data = 1, .pipe = 2, .sequence = 2}; }},
+      {{Feature::kOwnership, Feature::kSequence},
+       [](ParallelOptions& options) {
+         options.degrees = {.data = 1, .pipe = 2, .sequence = 2};
+         options.has_ownership = true;
+       }},
   };
   EXPECT_EQ(first_exclusion(replica_axis(), replicas), nullptr);
   for (const AxisPart* axis : all_axes())

@@ -31,7 +31,8 @@ const AxisPart& pipe_axis() {
                    "sequences yet; make one of the two 1, or train a PipelineModule",
            .option = kOwnership},
           {kShardedTokens,
-           "tensor_parallel.sequence_parallel: a pipeline does not send parts of sequences yet; remove the key, or "
+           "tensor_parallel.sequence_parallel: a pipeline does not send tokens that slices share yet; remove the key, "
+           "or "
            "make stages 1"},
           {.other = kTensor,
            .text = "axes \"pipe\" of {} and \"tensor\" of {} ranks: stages of a step function do not own slices of "
