@@ -14,8 +14,8 @@
 #include "pipeline/micro_batch_feed.h"
 #include "pipeline/rank_agreement.h"
 #include "pipeline/schedule_choice.h"
+#include "pipeline/sequence_cut.h"
 #include "pipeline/stage_work.h"
-#include "pipeline/token_cut.h"
 #include "pipeline/whole_gradients.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -275,7 +275,7 @@ class StageRunner::Impl {
   std::unique_ptr<Group> message_devices_, tied_devices_;  ///< over the ranks of those, where they serve the host alone
   Messages messages_;
   MicroBatchFeed feed_;
-  TokenCut cut_;
+  SequenceCut cut_;
   const bool sums_whole_;  ///< the gradients of a step's micro-batches
   StageWork work_;
   int64_t instructions_ = 0;

@@ -16,7 +16,6 @@
 #include "trireme/intercept.h"
 #include "trireme/pipeline/values.h"
 #include "trireme/precision/autocast.h"
-#include "trireme/sequence/sequence_parallel.h"
 
 namespace trireme {
 namespace {
@@ -34,8 +33,8 @@ bool splits(const pipeline::Schedule& schedule) {
 }
 
 /// Those that output_of() has put behind the tensors of the value.
-void take_random_states(Message& message, c10::Device device) {
-  const size_t count = carried_streams(device).size(), left = message.value.tensors.size() - count;
+void take_random_states(c10::Device device, Message& message) {
+  const size_t left = message.value.tensors.size() - carried_streams(device).size();
   set_random_states_of(
       device, {message.value.tensors.begin() + static_cast<std::ptrdiff_t>(left), message.value.tensors.end()});
   message.value.tensors.resize(left);
@@ -192,7 +191,7 @@ c10::IValue StageWork::input_of(Slot& slot, const Instruction& instruction) {
   if (stays_here(before))
     slot.input = take_over(Messages::activation_of(before, mode_.trains), instruction.micro_batch);
   Message& message = *slot.input;
-  if (carries_random_state()) take_random_states(message, training_.pager().device());
+  if (carries_random_state()) take_random_states(training_.pager().device(), message);
   for (size_t i = 0; i < message.value.tensors.size(); ++i) {
     at::Tensor& tensor = message.value.tensors[i];
     tensor = training_.passes().taken(tensor, message.cuts[i]);
@@ -240,7 +239,7 @@ void StageWork::refuse_reentrant(const Slot& slot) const {
 /// of sequences, of which its tensors may be some.
 c10::IValue StageWork::whole(const c10::IValue& value) const {
   if (training_.passes().cuts.empty()) return value;
-  if (value.isCapsule() && training_.passes().find<SequenceParallel>() != nullptr)
+  if (value.isCapsule() && data_.cut.is_on())
     throw ConfigError(
         "eval_batch: the last layer returns an object of the program's own, whose tensors may be parts of sequences; "
         "return tensors, numbers, texts, and tuples, lists or dictionaries of these, or ask for no outputs");

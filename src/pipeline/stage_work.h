@@ -13,9 +13,9 @@
 
 #include "pipeline/messages.h"
 #include "pipeline/micro_batch_feed.h"
+#include "pipeline/sequence_cut.h"
 #include "pipeline/split_backward.h"
 #include "pipeline/tied_copies.h"
-#include "pipeline/token_cut.h"
 #include "trireme/pipeline/stage_model.h"
 #include "trireme/schedule/schedule.h"
 #include "trireme/training/training.h"
@@ -36,7 +36,7 @@ class StageWork {
   /// The micro-batches, and how their sequences are cut.
   struct Data {
     const MicroBatchFeed& feed;
-    const TokenCut& cut;
+    const SequenceCut& cut;
   };
   /// All of these outlive this. `tied_group`, with one rank per stage, has no other user. `sums_whole`: the gradients
   /// of a step's micro-batches are reduced once. Collective over the ranks of `training` and `tied_group`.

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "sequence/stages.h"
 #include "sequence/token_pass.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -15,6 +16,7 @@ ShardRange sequence_range(int64_t tokens, int size, int rank) {
 class SequenceParallel::Impl final : public sequence::TokenPass {
  public:
   Impl(Group& group, SequenceAttention attention) : TokenPass(group, attention), group_(group) {}
+  Group& group() const { return group_; }
 
   void check_loss(const at::Tensor& loss) {
     if (const auto sharding = find(loss); sharding && sharding->is_sharded())
@@ -66,10 +68,14 @@ std::optional<std::vector<int64_t>> SequenceParallel::whole_sizes(const at::Tens
 void SequenceParallel::speak_of_wholes() { impl_->speak_of_wholes(); }
 bool SequenceParallel::has_cut() const { return impl_->has_cut(); }
 void SequenceParallel::check_loss(const at::Tensor& loss) { impl_->check_loss(loss); }
-SentTensor SequenceParallel::sent(const at::Tensor& tensor) { return impl_->sent(tensor); }
+SentTensor SequenceParallel::sent(const at::Tensor& tensor) { return sequence::sent(tensor, impl_->find(tensor)); }
 at::Tensor SequenceParallel::taken(const at::Tensor& tensor, const std::string& cut) {
-  return impl_->taken(tensor, cut);
+  const sequence::TakenTensor taken = sequence::taken(tensor, cut, impl_->group());
+  impl_->mark(taken.part, taken.sharding);
+  return taken.part;
 }
-at::Tensor SequenceParallel::whole(const at::Tensor& tensor) { return impl_->whole(tensor); }
+at::Tensor SequenceParallel::whole(const at::Tensor& tensor) {
+  return sequence::whole(tensor, impl_->find(tensor), impl_->group());
+}
 
 }  // namespace trireme

@@ -1,4 +1,5 @@
-// Parts of sequences that go from one stage of a pipeline to the next, and wholes of those that leave the last one.
+#include "sequence/stages.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -8,7 +9,6 @@
 #include <sstream>
 #include <utility>
 
-#include "sequence/token_pass.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
 
@@ -104,8 +104,7 @@ const char* obstacle(const Sharding& sharding) {
 
 }  // namespace
 
-SentTensor TokenPass::sent(const at::Tensor& tensor) {
-  std::optional<Sharding> sharding = find(tensor);
+SentTensor sent(const at::Tensor& tensor, std::optional<Sharding> sharding) {
   if (!sharding) return {tensor};
   if (tensor.requires_grad()) sharding->whole.reset();  // the part's gradient comes back
   if (const char* const why = obstacle(*sharding))
@@ -114,21 +113,18 @@ SentTensor TokenPass::sent(const at::Tensor& tensor) {
   return {is_whole ? sharding->whole : tensor, CutText::of(*sharding, is_whole)};
 }
 
-at::Tensor TokenPass::taken(const at::Tensor& tensor, const std::string& cut) {
+TakenTensor taken(const at::Tensor& tensor, const std::string& cut, const Group& group) {
   const WithoutInterception own_operators;
-  auto [sharding, is_whole] = CutText(cut).read(tensor.sizes(), group_.rank(), group_.size());
-  if (sharding.kind == Kind::kTokens) remember(*sharding.split);
+  auto [sharding, is_whole] = CutText(cut).read(tensor.sizes(), group.rank(), group.size());
   at::Tensor part = tensor;
   if (is_whole) {
     sharding.whole = tensor;
     part = part_of(tensor, sharding);
   }
-  table_.add(part, sharding);
-  return part;
+  return {part, std::move(sharding)};
 }
 
-at::Tensor TokenPass::whole(const at::Tensor& tensor) {
-  const std::optional<Sharding> sharding = find(tensor);
+at::Tensor whole(const at::Tensor& tensor, const std::optional<Sharding>& sharding, Group& group) {
   if (!sharding || sharding->kind == Kind::kTotal || sharding->kind == Kind::kConstant) return tensor;
   const char* const why = sharding->kind == Kind::kCounting
                               ? "made by the length of a part; make it from tensors that are cut, such as position_ids"
@@ -145,11 +141,11 @@ at::Tensor TokenPass::whole(const at::Tensor& tensor) {
   const at::Tensor padded = at::empty(sizes, own.options());
   padded.narrow(0, 0, split.local()).copy_(own);
   padded.narrow(0, split.local(), longest - split.local()).zero_();
-  sizes[0] = longest * group_.size();
+  sizes[0] = longest * group.size();
   const at::Tensor all = at::empty(sizes, own.options());
-  group_.all_gather(all.view(-1), padded.view(-1)).wait();
+  group.all_gather(all.view(-1), padded.view(-1)).wait();
   std::vector<at::Tensor> of_rank;
-  for (int rank = 0; rank < group_.size(); ++rank)
+  for (int rank = 0; rank < group.size(); ++rank)
     of_rank.push_back(all.narrow(0, rank * longest, split.lengths[static_cast<size_t>(rank)]));
   return at::cat(of_rank).movedim(0, dim + 1).flatten(dim, dim + 2);
 }

@@ -60,13 +60,14 @@ at::Tensor TokenPass::cut(const at::Tensor& whole, int64_t dim) {
   Sharding sharding{.split = split, .dims = {along}};
   const at::Tensor part = part_of(whole, sharding);
   if (!whole.requires_grad()) sharding.whole = whole.clone(at::MemoryFormat::Contiguous);
-  table_.add(part, sharding);
-  remember(*split);
+  mark(part, sharding);
   return part;
 }
 
-/// That tensors are cut so.
-void TokenPass::remember(const TokenSplit& split) {
+void TokenPass::mark(const at::Tensor& part, const Sharding& sharding) {
+  table_.add(part, sharding);
+  if (!sharding.is_sharded()) return;
+  const TokenSplit& split = *sharding.split;
   const auto [known, is_new] = lengths_.emplace(split.local(), split.total());
   if (!is_new && known->second != split.total()) known->second = -1;
   has_cut_ = true;

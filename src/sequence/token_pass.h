@@ -55,13 +55,10 @@ class TokenPass : public Pass {
   /// Throws    StateError on every rank: sizes or ids differ.
   void check_same_batch(const SequenceInputs& whole);
 
-  // stages.cpp, as SequenceParallel has them
-  SentTensor sent(const at::Tensor& tensor);
-  at::Tensor taken(const at::Tensor& tensor, const std::string& cut);
-  at::Tensor whole(const at::Tensor& tensor);
+  /// From now on `part` is cut so.
+  void mark(const at::Tensor& part, const Sharding& sharding);
 
  private:
-  void remember(const TokenSplit& split);
   void find_arguments(const OperatorCall& call);
   void check_transform(const OperatorCall& call, const at::Tensor& tensor);
   [[noreturn]] void refuse_transform(const OperatorCall& call, const Found& part) const;

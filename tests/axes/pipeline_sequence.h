@@ -24,6 +24,7 @@
 #include <tuple>
 #include <vector>
 
+#include "tests/parity/cases.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
@@ -94,7 +95,7 @@ struct BlockImpl : torch::nn::Module {
   torch::nn::Embedding places{nullptr};
 };
 
-/// Of (ids, positions, mask), which all layers get; every other block looks at the padding, the others at the past.
+/// Layers that hand on (ids, positions, mask): every other block looks at the padding, the others at the past.
 inline std::vector<LayerSpec> hand_written(int blocks = 4, bool is_tied = false) {
   std::vector<LayerSpec> layers;
   LayerSpec embedding;
@@ -117,8 +118,8 @@ inline std::vector<LayerSpec> hand_written(int blocks = 4, bool is_tied = false)
     layers.push_back(drawn<BlockImpl>(str("block", i), block, static_cast<uint64_t>(10 + i)));
   }
   LayerSpec head = embedding;
-  head.name = "head";
   head.type = "Linear";
+  head.name = "head";
   head.forward = [is_tied](torch::nn::Module* module, const c10::IValue& value) {
     const at::Tensor& weight = is_tied ? static_cast<torch::nn::EmbeddingImpl*>(module)->weight
                                        : static_cast<torch::nn::LinearImpl*>(module)->weight;

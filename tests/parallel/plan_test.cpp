@@ -315,6 +315,10 @@ TEST(ParallelPlan, RefusesAxesAndDegreesByName) {
   EXPECT_EQ(refusal_of(Topology({{"data", 2}}), {.degrees = {.sequence = 2}}),
             "sequence_parallel_size=2, and the grid has 1 ranks on the axis \"sequence\"; make the two the same");
   EXPECT_EQ(refusal_of(Topology({{"pipe", 2}, {"sequence", 2}}), {.degrees = {.pipe = 2, .sequence = 2}}), "");
+  EXPECT_EQ(refusal_of(Topology({{"pipe", 2}, {"sequence", 2}}),
+                       {.degrees = {.pipe = 2, .sequence = 2}, .has_ownership = true}),
+            "axes \"pipe\" of 2 and \"sequence\" of 2 ranks: stages of a step function do not take parts of sequences "
+            "yet; make one of the two 1, or train a PipelineModule");
   EXPECT_EQ(refusal_of(Topology({{"data", 4}}), {.degrees = {.data = 4, .replicas = 3}, .pager = policy_of(3)}),
             "degrees.replicas=3 must divide the data degree, 4; choose another");
   EXPECT_EQ(refusal_of(Topology({{"other", 1}, {"data", 4}}), {.degrees = {.data = 4}}), "");

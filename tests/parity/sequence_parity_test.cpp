@@ -139,7 +139,7 @@ TEST(SequenceEngine, WorksAlongTheAxesOfAGrid) {
   expect_near(outcome, of_one_rank(), 1e-5);
 }
 
-TEST(SequenceEngine, RefusesAGridOfOtherDegreesAndAPipelineOfParts) {
+TEST(SequenceEngine, RefusesAGridOfOtherDegrees) {
   run_ranks(2, [](Rank& rank) {
     const auto net = make_model();
     const Grid data(rank.world(), Topology({{"data", 2}}));
@@ -153,11 +153,6 @@ TEST(SequenceEngine, RefusesAGridOfOtherDegreesAndAPipelineOfParts) {
           error.what(),
           "sequence_parallel_size=2, and the grid has 1 ranks on the axis \"sequence\"; make the two the same");
     }
-  });
-  run_ranks(4, [](Rank& rank) {
-    const auto net = make_model();
-    const Grid grid(rank.world(), Topology({{"pipe", 2}, {"sequence", 2}}));
-    EXPECT_THROW(Engine(grid, *net, {.degrees = {.pipe = 2, .sequence = 2}}), ConfigError);
   });
 }
 

@@ -1,4 +1,4 @@
-#include "pipeline/token_cut.h"
+#include "pipeline/sequence_cut.h"
 
 #include <ATen/ops/tensor.h>
 
@@ -20,11 +20,11 @@ std::vector<at::Tensor> tensors_in(const c10::IValue& value) {
 
 }  // namespace
 
-bool TokenCut::has_part(const c10::IValue& value) const {
+bool SequenceCut::has_part(const c10::IValue& value) const {
   return std::ranges::any_of(tensors_in(value), [&](const at::Tensor& tensor) { return sequence_->is_part(tensor); });
 }
 
-int64_t TokenCut::tokens_of(const MicroBatch& batch) const {
+int64_t SequenceCut::tokens_of(const MicroBatch& batch) const {
   if (has_part(batch.inputs)) return 0;
   for (const at::Tensor& tensor : tensors_in(batch.inputs))
     if (tensor.defined() && tensor.dim() >= 2) return tensor.size(1);
@@ -32,7 +32,7 @@ int64_t TokenCut::tokens_of(const MicroBatch& batch) const {
 }
 
 /// A line for each tensor, without values where the program has cut it.
-std::string TokenCut::text_of(const c10::IValue& value, const char* name, int micro_batch) const {
+std::string SequenceCut::text_of(const c10::IValue& value, const char* name, int micro_batch) const {
   std::string text;
   int number = 0;
   for (const at::Tensor& tensor : tensors_in(value)) {
@@ -48,7 +48,7 @@ std::string TokenCut::text_of(const c10::IValue& value, const char* name, int mi
   return text;
 }
 
-void TokenCut::agree(const MicroBatchFeed& feed, int count) {
+void SequenceCut::agree(const MicroBatchFeed& feed, int count) {
   tokens_.assign(static_cast<size_t>(count), 0);
   if (sequence_ == nullptr) return;
   const WithoutInterception own_operators;
@@ -85,7 +85,7 @@ void TokenCut::agree(const MicroBatchFeed& feed, int count) {
   });
 }
 
-c10::IValue TokenCut::part_of(const c10::IValue& value, int micro_batch) const {
+c10::IValue SequenceCut::part_of(const c10::IValue& value, int micro_batch) const {
   const int64_t tokens = tokens_.empty() ? 0 : tokens_.at(static_cast<size_t>(micro_batch));
   if (tokens == 0 || value.isCapsule() || has_part(value)) return value;
   FlatValue flat = flatten(value);

@@ -15,7 +15,7 @@ namespace trireme {
 /// Ranks along "sequence" get the same micro-batches, and cut them: inputs on the first stage, labels on the last one.
 /// The first input of at least two dims has its tokens along dim 1, and so has each other tensor of inputs and labels
 /// whose dim 1 is as long. Micro-batches of which the program has cut a tensor itself stay as they are.
-class TokenCut {
+class SequenceCut {
  public:
   /// The part of a micro-batch that a stage needs.
   struct Needs {
@@ -23,9 +23,10 @@ class TokenCut {
   };
 
   /// `sequence` is null where sequences are not cut. `group`: of it. `stages` has one rank per stage, `all` every rank.
-  TokenCut(SequenceParallel* sequence, Group* group, Group& stages, Group& all, Needs needs)
+  SequenceCut(SequenceParallel* sequence, Group* group, Group& stages, Group& all, Needs needs)
       : sequence_(sequence), group_(group), stages_(stages), all_(all), needs_(needs) {}
 
+  bool is_on() const { return sequence_ != nullptr; }
   /// Compares micro-batches [0, count) of `feed`, and learns of their tokens, before anything has changed. Collective.
   /// Throws    on every rank: StateError: ranks along "sequence" have different ones; ShapeError: fewer than two tokens
   ///           for some rank.
