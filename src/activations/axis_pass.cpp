@@ -1,4 +1,4 @@
-#include "activations/axis_pass.h"
+#include "trireme/activations/axis_pass.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "activations/axis_pass.h"
+#include "trireme/activations/axis_pass.h"
 #include "trireme/activations/decide.h"
 #include "trireme/base/error.h"
 

@@ -1,4 +1,4 @@
-#include "activations/exchanges.h"
+#include "trireme/activations/exchanges.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>

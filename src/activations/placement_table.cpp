@@ -1,4 +1,4 @@
-#include "activations/placement_table.h"
+#include "trireme/activations/placement_table.h"
 
 #include <algorithm>
 #include <utility>

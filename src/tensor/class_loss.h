@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "activations/exchanges.h"
+#include "trireme/activations/exchanges.h"
 
 namespace trireme::tensor {
 

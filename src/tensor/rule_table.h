@@ -4,7 +4,7 @@
 #include <memory>
 #include <unordered_map>
 
-#include "activations/axis_pass.h"
+#include "trireme/activations/axis_pass.h"
 #include "trireme/tensor/partition_rule.h"
 
 namespace trireme::tensor {

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <utility>
 
-#include "activations/axis_pass.h"
 #include "tensor/tensor_policy.h"
+#include "trireme/activations/axis_pass.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "activations/axis_pass.h"
 #include "tensor/rule_table.h"
+#include "trireme/activations/axis_pass.h"
 
 namespace trireme::tensor {
 

@@ -1,6 +1,6 @@
 // The pass on ranks of two axes, one of each law of gradients, as threads with real exchanges: every operator of the
 // table, tensors cut at random, against the whole.
-#include "activations/axis_pass.h"
+#include "trireme/activations/axis_pass.h"
 
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>

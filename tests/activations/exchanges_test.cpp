@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "activations/exchanges.h"
 #include "tests/support/run_ranks.h"
+#include "trireme/activations/exchanges.h"
 
 namespace trireme {
 namespace {

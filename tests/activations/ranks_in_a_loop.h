@@ -20,9 +20,9 @@
 #include <utility>
 #include <vector>
 
-#include "activations/exchanges.h"
 #include "trireme/activations/call_arguments.h"
 #include "trireme/activations/decide.h"
+#include "trireme/activations/exchanges.h"
 #include "trireme/activations/placement.h"
 #include "trireme/base/error.h"
 #include "trireme/base/torch/nodes.h"

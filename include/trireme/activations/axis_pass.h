@@ -14,11 +14,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "activations/exchanges.h"
-#include "activations/placement_table.h"
 #include "trireme/activations/call_arguments.h"
 #include "trireme/activations/call_key.h"
 #include "trireme/activations/decide.h"
+#include "trireme/activations/exchanges.h"
+#include "trireme/activations/placement_table.h"
 #include "trireme/intercept.h"
 #include "trireme/operators/row.h"
 #include "trireme/operators/rules.h"
