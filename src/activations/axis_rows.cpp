@@ -86,7 +86,7 @@ Operands AxisPass::operands_of(const OperatorCall& call, const PlacedArguments& 
   return operands;
 }
 
-/// What is decided of a call, alike for all that differ in their tensors' values alone.
+/// The decision about a call, alike for all that differ in their tensors' values alone.
 struct AxisPass::Decided {
   enum class Way : uint8_t { kByRow, kWhole, kNewSizes };
   Row row = {};

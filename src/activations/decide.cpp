@@ -136,7 +136,7 @@ class Decider {
     const FactorKind kind = row_.factors[vote.factor].kind;
     const std::vector<uint8_t> linked = linked_to(vote.factor);
     if (linked.empty() && kind == FactorKind::kEach && !is_in_a_result(vote.factor)) return false;
-    // What several ranks have would count several times.
+    // Elements that several ranks have would count several times.
     const auto overlaps = [](const FactorCut& cut) { return cut.ranges->overlaps(); };
     if (kind != FactorKind::kEach && std::ranges::any_of(vote.cuts, overlaps)) return false;
     std::set<uint8_t> joined{vote.factor};  // what goes into one dim with it

@@ -1,4 +1,4 @@
-// What sizes and bounds mean of a C++ program, which may have read those of a part.
+// The meaning of sizes and bounds in a C++ program, which may have read those of a part.
 #include <algorithm>
 #include <numeric>
 #include <ranges>

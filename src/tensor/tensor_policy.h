@@ -1,4 +1,4 @@
-// What tensor parallelism does in its own way, beside rows: heads that ranks share, cross entropy over a vocabulary
+// The own ways of tensor parallelism, beside rows: heads that ranks share, cross entropy over a vocabulary
 // that is cut, sums in pieces and over tokens, rules of programs, sizes that a C++ program reads of a part.
 #pragma once
 

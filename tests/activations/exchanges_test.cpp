@@ -112,7 +112,7 @@ TEST(AxisExchanges, OfPartsThatOverlapAddUpWhatTheyShare) {
     const at::Tensor holders = at::zeros({kSize}, at::kDouble);
     for (int rank = 0; rank < kRanks; ++rank) holders.index_add_(0, cut.index_of(rank), at::ones({4}, at::kDouble));
     EXPECT_TRUE(at::equal(part.grad(), slice_of(holders, cut, group.rank())));
-    // What several ranks have counts once in what is gathered.
+    // An element that several ranks have counts once in what is gathered.
     const at::Tensor again = slice_of(numbers(5).detach(), cut, group.rank()).clone().requires_grad_();
     axis->gather(again, cut, "p").sum().backward();
     const at::Tensor count = at::zeros({kSize}, at::kDouble).index_put({cut.index_of(group.rank())}, again.grad());

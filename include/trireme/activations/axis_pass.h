@@ -48,7 +48,7 @@ using OwnRow = std::function<std::optional<Row>(const OperatorCall&, const RowCa
 class AxisPass;
 class RowRun;
 
-/// What an axis does in its own way, beside rows.
+/// The axis's own way of some operators, beside rows.
 class AxisPolicy {
  public:
   virtual ~AxisPolicy() = default;
@@ -97,7 +97,7 @@ class AxisPass : public Pass {
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
   void forget_entered() { entered_.clear(); }
 
-  // What policies are made of.
+  // Parts of policies.
   const AxisGrid& grid() const { return grid_; }
   int position() const { return position_; }
   AxisExchanges& exchanges(int axis) const { return *axes_[axis].exchanges; }
@@ -124,7 +124,7 @@ class AxisPass : public Pass {
 
   // axis_rows.cpp
   friend class RowRun;
-  /// What says what an operator does with dims: the table's entry, or the program's own row.
+  /// The source of an operator's row: the table's entry, or the program's own row.
   struct Meaning {
     const OperatorRow* entry = nullptr;
     std::shared_ptr<const OwnRow> own = nullptr;

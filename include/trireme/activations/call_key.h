@@ -1,4 +1,4 @@
-// What tells one call of an operator from another one, as far as decisions about it go: the operator, its plain
+// The key by which decisions about a call of an operator are kept: the operator, its plain
 // arguments, the sizes of its tensors, and what a pass adds (how they are cut). No tensor's values.
 #pragma once
 
@@ -16,7 +16,7 @@ class CallKey {
  public:
   explicit CallKey(const OperatorCall& call);
   void add(int64_t word) { words_.push_back(word); }
-  /// Of an object that outlives the key.
+  /// The address of an object that outlives the key.
   void add(const void* object) { words_.push_back(reinterpret_cast<int64_t>(object)); }
   /// False: some argument is not told by numbers, so that calls which differ may have one key.
   bool is_complete() const { return is_complete_; }
