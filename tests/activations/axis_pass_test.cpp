@@ -31,9 +31,9 @@ struct Trial {
   std::string text;
   c10::OperatorHandle op;
   std::vector<c10::IValue> arguments;
-  std::vector<at::Tensor> wholes;  ///< with their gradients
-  std::vector<Parts> parts;
-  std::vector<at::Tensor> truth;
+  std::vector<at::Tensor> wholes = {};  ///< with their gradients
+  std::vector<Parts> parts = {};
+  std::vector<at::Tensor> truth = {};
 };
 
 at::Tensor weight_of(const at::Tensor& result) {
