@@ -34,7 +34,44 @@ int position_of(const std::vector<PassAxis>& axes) {
   return position;
 }
 
+std::shared_ptr<const PlacedTensor> known_of(const PartTensor& part) {
+  const std::shared_ptr<const PartOf>& of = part.known();
+  return std::make_shared<const PlacedTensor>(
+      PlacedTensor{.placement = std::shared_ptr<const Placement>(of, &of->placement),
+                   .is_parameter = of->is_of_parameter,
+                   .is_copy = of->is_copy});
+}
+
+/// An operator that gives its argument gives the program's part.
+void give_back(OperatorCall& call, const PlacedArguments& given) {
+  const auto part_of = [&](const at::Tensor& result) {
+    return std::ranges::find_if(
+        given, [&](const PlacedArgument& one) { return one.part.defined() && one.tensor.is_same(result); });
+  };
+  for (const PlacedArgument& one : given)
+    if (one.part.defined() && is_written(call, one.index)) PartTensor::of(one.part)->local();
+  const size_t count = call.op.schema().returns().size();
+  for (size_t i = call.stack.size() - count; i < call.stack.size(); ++i) {
+    if (!call.stack[i].isTensor()) continue;
+    const auto one = part_of(call.stack[i].toTensor());
+    if (one != given.end()) call.stack[i] = one->part;
+  }
+}
+
+/// An operator that looks at its arguments, as TorchScript reads sizes, sees them as the program does.
+void run_looking(OperatorCall& call, Next next, const PlacedArguments& found) {
+  if (!call.traits.composite) return next(call);
+  for (const PlacedArgument& one : found)
+    if (one.part.defined() && argument(call, one.index).isTensor()) argument(call, one.index) = one.part;
+  next.open(call);
+}
+
 }  // namespace
+
+PlacedArgument placed_argument(const at::Tensor& tensor, std::shared_ptr<const PlacedTensor> known) {
+  if (PartTensor* const part = PartTensor::of(tensor)) return {0, part->local(), std::move(known), tensor};
+  return {0, tensor, std::move(known)};
+}
 
 std::shared_ptr<const OwnRow> AxisPolicy::own_row(AxisPass&, const c10::OperatorHandle&) { return nullptr; }
 bool AxisPolicy::run(AxisPass&, OperatorCall&, Next, PlacedArguments&) { return false; }
@@ -54,7 +91,9 @@ AxisPass::~AxisPass() { RankContext::of_this_thread().streams().set_slice(0); }
 
 void AxisPass::run(OperatorCall& call, Next next) {
   const bool is_forward = torch::autograd::get_current_graph_task_id() == -1 || at::GradMode::is_enabled();
-  if (!is_forward || table_.is_empty()) return next(call);
+  // libtorch's own nodes get local tensors alone, so a part among the arguments is a program's, in backward too.
+  const bool has_part = gives_parts_ && has_parts(call);
+  if (!has_part && (!is_forward || table_.is_empty())) return next(call);
   PlacedArguments found = find_arguments(call);
   if (found.empty()) return next(call);
   running_ = call.op.schema().name();
@@ -63,14 +102,32 @@ void AxisPass::run(OperatorCall& call, Next next) {
       refuse(call, found[0].tensor, "gets a tangent of forward-mode differentiation (jvp()) beside a part",
              "take the derivative by backward(), or of a module before initialize()");
   });
+  if (!has_part) return run_found(call, next, std::move(found));
+  const PlacedArguments given = found;
   run_found(call, next, std::move(found));
+  give_back(call, given);
 }
 
-PlacedArguments AxisPass::find_arguments(const OperatorCall& call) {
+std::shared_ptr<const PlacedTensor> AxisPass::find(const at::Tensor& tensor) {
+  if (PartTensor* const part = PartTensor::of(tensor)) return known_of(*part);
+  return std::this_thread::get_id() == thread_ ? table_.find(tensor) : nullptr;
+}
+
+/// From then on the arguments of `call` are local tensors.
+PlacedArguments AxisPass::find_arguments(OperatorCall& call) {
   PlacedArguments found;
-  for (size_t i = 0; i < call.traits.arguments; ++i)
+  for (size_t i = 0; i < call.traits.arguments; ++i) {
+    bool has_part = false;
     for_each_tensor(call.arguments().slice(i, 1), [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return;
+      if (PartTensor* const part = gives_parts_ ? PartTensor::of(tensor) : nullptr) {
+        found.push_back({i, part->local(), known_of(*part), tensor});
+        if (found.back().known->is_copy && is_written(call, i))
+          refuse(call, found.back().tensor, "writes into a copy of other ranks' elements",
+                 "write by torch.where() instead");
+        has_part = true;
+        return;
+      }
       const bool is_hidden = !tensor.unsafeGetTensorImpl()->unsafe_storage();
       const at::Tensor& inner = is_hidden ? under_transforms(tensor) : tensor;
       auto known = table_.find(inner);
@@ -91,6 +148,17 @@ PlacedArguments AxisPass::find_arguments(const OperatorCall& call) {
       }
       found.push_back({i, tensor, std::move(known)});
     });
+    if (!has_part) continue;
+    c10::IValue& value = argument(call, i);
+    if (value.isTensor()) {
+      value = found.back().tensor;
+      continue;
+    }
+    std::vector<at::Tensor> tensors = tensors_among(call.arguments().slice(i, 1));
+    for (at::Tensor& tensor : tensors)
+      if (tensor.defined() && PartTensor::of(tensor) != nullptr) tensor = PartTensor::of(tensor)->local();
+    value = with_tensors({value}, tensors)[0];
+  }
   return found;
 }
 
@@ -102,6 +170,7 @@ void AxisPass::share_elements(OperatorCall& call, Next next, PlacedArguments& fo
     for (const Cut& cut : one.known->placement->at(position_)) {
       if (!cut.ranges->overlaps()) continue;
       one.tensor = next.run(call, [&] { return exchanges(cut.axis).share(one.tensor, cut, running_); });
+      one.part = at::Tensor();
       argument(call, one.index) = one.tensor;
     }
   }
@@ -116,7 +185,8 @@ void AxisPass::run_found(OperatorCall& call, Next next, PlacedArguments found) {
     if (axis.policy->run(*this, call, next, found)) return;
   if (const OperatorRow* const entry = rows_(call.op)) return run_row(call, next, {.entry = entry}, found);
   const OperatorRule* const rule = rules_(call.op);
-  if (rule != nullptr && (rule->role == OperatorRole::kNone || rule->role == OperatorRole::kNew)) return next(call);
+  if (rule != nullptr && rule->role == OperatorRole::kNew) return next(call);
+  if (rule != nullptr && rule->role == OperatorRole::kNone) return run_looking(call, next, found);
   // Code of libtorch's own, of which nothing is known but that it is made of other operators, runs on wholes.
   if (rule != nullptr || (call.traits.composite && !call.traits.random)) return run_whole(call, next, found);
   const int axis = found[0].known->placement->at(position_).front().axis;
@@ -183,7 +253,7 @@ std::vector<int64_t> AxisPass::whole_sizes_of(const PlacedArgument& one) const {
 std::optional<std::vector<int64_t>> AxisPass::whole_sizes(const at::Tensor& tensor) {
   if (torch::autograd::get_current_graph_task_id() != -1 && !at::GradMode::is_enabled()) return {};
   auto known = find(tensor);
-  if (!known || !known->is_cut()) return {};
+  if (!known || !known->is_cut() || PartTensor::of(tensor) != nullptr) return {};
   return whole_sizes_of({0, tensor, std::move(known)});
 }
 

@@ -100,6 +100,7 @@ struct AxisPass::Decided {
   std::vector<std::pair<size_t, c10::IValue>> plain = {};      ///< arguments that mean something else here
   std::vector<std::vector<int>> entered = {};                  ///< by operand: axes along which it enters as a whole
   std::vector<std::shared_ptr<const Placement>> results = {};  ///< null: whole
+  std::vector<std::shared_ptr<const PartOf>> parts = {};       ///< of results, as they were last
   std::vector<std::shared_ptr<const Placement>> kept = {};     ///< what the key names by address; so the next one
   std::shared_ptr<const OwnRow> own = {};
 };
@@ -126,7 +127,9 @@ class RowRun {
   at::Tensor placed(const Operand& one, const Placement& wanted, const std::vector<int>& entered);
   at::Tensor recut(const at::Tensor& part, const Cut& from, const Cut& to, int axis);
   at::Tensor summed_product(const Decision& decision);
-  void finish(const Decided& made, const LocalCall& here, bool joins, const at::Tensor& added);
+  void finish(Decided& made, const LocalCall& here, bool joins, const at::Tensor& added);
+  const std::shared_ptr<const PartOf>& part_of(Decided& made, size_t i, const Joined& one, bool is_of_parameter);
+  void put_results(const std::vector<at::Tensor>& results);
   void join(Joined& result, const Decision::Join& join);
   void add_term(Joined& result, const at::Tensor& term);
   void check_own_results(const Decided& made, const std::vector<at::Tensor>& results);
@@ -306,7 +309,7 @@ at::Tensor RowRun::summed_product(const Decision& decision) {
 }
 
 /// This rank's results become those of the call: joined over ranks, and known as parts.
-void RowRun::finish(const Decided& made, const LocalCall& here, bool joins, const at::Tensor& added) {
+void RowRun::finish(Decided& made, const LocalCall& here, bool joins, const at::Tensor& added) {
   const Decision& decision = made.decision;
   std::vector<at::Tensor> results = tensors_among(call_.results());
   if (made.own != nullptr) check_own_results(made, results);
@@ -334,19 +337,45 @@ void RowRun::finish(const Decided& made, const LocalCall& here, bool joins, cons
         results[i] = found[i].tensor;
       }
     });
-    const size_t count = call_.op.schema().returns().size();
-    const std::vector<c10::IValue> joined = with_tensors(call_.results().vec(), results);
-    for (size_t i = 0; i < count; ++i) call_.stack[call_.stack.size() - count + i] = joined[i];
+    put_results(results);
   }
   if (operands_.size() == 1 && pass_.may_read_parts()) note_count(results[0], decision);
-  for (const Joined& one : found) {
+  bool has_parts = false;
+  for (size_t i = 0; i < found.size(); ++i) {
+    const Joined& one = found[i];
     if (!one.tensor.defined() || (one.placement == nullptr && !made.copies)) continue;
     const bool is_written =
         std::ranges::any_of(operands_, [&](const Operand& operand) { return operand.tensor.is_same(one.tensor); });
-    if (!is_written)
+    if (is_written) continue;
+    if (!pass_.gives_parts_ || one.placement == nullptr) {
       pass_.table_.add(one.tensor,
                        {.placement = one.placement, .is_parameter = is_of_parameter, .is_copy = made.copies});
+      continue;
+    }
+    results[i] = PartTensor::wrap(one.tensor, part_of(made, i, one, is_of_parameter));
+    has_parts = true;
   }
+  if (has_parts) put_results(results);
+}
+
+void RowRun::put_results(const std::vector<at::Tensor>& results) {
+  const size_t count = call_.op.schema().returns().size();
+  if (count == 1 && call_.stack.back().isTensor()) {
+    call_.stack.back() = results[0];
+    return;
+  }
+  const std::vector<c10::IValue> put = with_tensors(call_.results().vec(), results);
+  for (size_t i = 0; i < count; ++i) call_.stack[call_.stack.size() - count + i] = put[i];
+}
+
+/// The facts of a result that is cut: the same object for like calls, so that later decisions are found by it.
+const std::shared_ptr<const PartOf>& RowRun::part_of(Decided& made, size_t i, const Joined& one, bool is_of_parameter) {
+  if (made.parts.size() <= i) made.parts.resize(i + 1);
+  std::vector<int64_t> sizes = pass_.whole_sizes_of({0, one.tensor, known_as(one.placement)});
+  std::shared_ptr<const PartOf>& part = made.parts[i];
+  if (part == nullptr || part->sizes != sizes || !(part->placement == *one.placement))
+    part = std::make_shared<const PartOf>(std::move(sizes), *one.placement, is_of_parameter, made.copies);
+  return part;
 }
 
 /// A program's own row says of results in which dim they are cut, and no sizes.

@@ -98,22 +98,34 @@ std::vector<std::unique_ptr<Group>> groups_of(Group& world) {
   return groups;
 }
 
+enum class ToldBy : uint8_t { kDeclared, kParts };  ///< how a pass is told of tensors that are cut
+
+at::Tensor own_elements(const at::Tensor& tensor) {
+  PartTensor* const part = PartTensor::of(tensor);
+  return part != nullptr ? part->local() : tensor;
+}
+
 /// The difference of this rank from the whole; "": none.
-std::string difference(AxisPass& pass, const Trial& trial) {
+std::string difference(AxisPass& pass, const Trial& trial, ToldBy told) {
   std::vector<at::Tensor> own;
   for (size_t i = 0; i < trial.parts.size(); ++i) {
     const at::Tensor& part = trial.parts[i].local[pass.position()];
     own.push_back(part.defined() ? part.detach().clone() : part);
     if (!part.defined()) continue;
+    const bool is_cut = !trial.parts[i].placement.at(0).empty();
+    if (is_cut && told == ToldBy::kParts)
+      own.back() = PartTensor::wrap(
+          own.back(), std::make_shared<const PartOf>(trial.wholes[i].sizes().vec(), trial.parts[i].placement));
     if (part.requires_grad()) own.back().requires_grad_();
-    if (!trial.parts[i].placement.at(0).empty())
+    if (is_cut && told == ToldBy::kDeclared)
       pass.add(own.back(), {.placement = std::make_shared<const Placement>(trial.parts[i].placement)});
   }
   std::vector<at::Tensor> results = called(trial.op, with_tensors(trial.arguments, own));
   if (results.size() != trial.truth.size()) return "another number of results";
   for (size_t i = 0; i < results.size(); ++i) {
+    if (told == ToldBy::kParts && results[i].sizes() != trial.truth[i].sizes()) return str("sizes of part ", i);
     if (const auto known = pass.find(results[i]); known && known->is_cut())
-      results[i] = pass.whole({0, results[i], known});
+      results[i] = pass.whole(placed_argument(results[i], known));
     if (results[i].sizes() != trial.truth[i].sizes())
       return str("sizes of result ", i, ": ", results[i].sizes(), " and not ", trial.truth[i].sizes());
     const WithoutInterception unseen;
@@ -127,7 +139,8 @@ std::string difference(AxisPass& pass, const Trial& trial) {
     if (!own[i].defined() || !trial.wholes[i].grad().defined()) continue;
     const Placement& placement = trial.parts[i].placement;
     // Where the tensor is whole along the axis of shares, these add up.
-    at::Tensor found = own[i].grad().defined() ? own[i].grad().clone() : at::zeros_like(own[i]);
+    const at::Tensor gradient = own[i].grad();
+    at::Tensor found = gradient.defined() ? own_elements(gradient).clone() : at::zeros_like(own_elements(own[i]));
     if (!placement.is_cut_along(0)) pass.group(0).all_reduce(found).wait();
     at::Tensor expected = trial.wholes[i].grad();
     for (const Cut& cut : placement.at(pass.position()))
@@ -138,7 +151,7 @@ std::string difference(AxisPass& pass, const Trial& trial) {
   return "";
 }
 
-TEST(AxisPass, RunsEveryOperatorOfTheTableOverTwoAxes) {
+void expect_every_operator(ToldBy told) {
   const QuietWarnings quiet;
   const int64_t trials = of_environment("TRIREME_PASS_TRIALS", 2), seed = of_environment("TRIREME_ROW_SEED", 1);
   std::vector<Trial> all;
@@ -155,10 +168,11 @@ TEST(AxisPass, RunsEveryOperatorOfTheTableOverTwoAxes) {
     const QuietWarnings quiet_here;
     const std::vector<std::unique_ptr<Group>> groups = groups_of(rank.world());
     const std::unique_ptr<AxisPass> pass = pass_of(groups);
+    if (told == ToldBy::kParts) pass->give_parts();
     for (const Trial& trial : all) {
       std::string problem;
       try {
-        problem = difference(*pass, trial);
+        problem = difference(*pass, trial, told);
       } catch (const c10::Error& error) {
         problem = error.what_without_backtrace();
       } catch (const std::exception& error) {
@@ -169,6 +183,9 @@ TEST(AxisPass, RunsEveryOperatorOfTheTableOverTwoAxes) {
     }
   });
 }
+
+TEST(AxisPass, RunsEveryOperatorOfTheTableOverTwoAxes) { expect_every_operator(ToldBy::kDeclared); }
+TEST(AxisPass, RunsEveryOperatorOnPartsOverTwoAxes) { expect_every_operator(ToldBy::kParts); }
 
 }  // namespace
 }  // namespace trireme::testing

@@ -19,6 +19,7 @@
 #include "trireme/activations/decide.h"
 #include "trireme/activations/exchanges.h"
 #include "trireme/activations/placement_table.h"
+#include "trireme/activations/part_tensor.h"
 #include "trireme/intercept.h"
 #include "trireme/operators/row.h"
 #include "trireme/operators/rules.h"
@@ -28,10 +29,13 @@ namespace trireme {
 /// An argument of an operator, or a tensor of a list among its arguments, that is cut.
 struct PlacedArgument {
   size_t index;
-  at::Tensor tensor;
+  at::Tensor tensor;  ///< as operators get it
   std::shared_ptr<const PlacedTensor> known;
+  at::Tensor part = {};  ///< the program's, a PartTensor; undefined: `tensor` is
 };
 using PlacedArguments = std::vector<PlacedArgument>;
+/// `tensor`, of which `known` is known, as an argument.
+PlacedArgument placed_argument(const at::Tensor& tensor, std::shared_ptr<const PlacedTensor> known);
 
 /// A tensor among the arguments.
 struct Operand {
@@ -88,12 +92,14 @@ class AxisPass : public Pass {
   PassOrder order() const override { return order_; }
   void run(OperatorCall& call, Next next) override;
 
+  /// From now on results that are cut are PartTensors: a program reads the whole's sizes, in backward too, and gives
+  /// them. Tensors that it declares by add() stay as they are.
+  void give_parts() { gives_parts_ = true; }
   void add(const at::Tensor& tensor, PlacedTensor known) { table_.add(tensor, std::move(known)); }
   /// Null where nothing is known of `tensor`, or on another thread than this pass's.
-  std::shared_ptr<const PlacedTensor> find(const at::Tensor& tensor) {
-    return std::this_thread::get_id() == thread_ ? table_.find(tensor) : nullptr;
-  }
-  /// Nothing: `tensor` is no part, or a backward pass runs, in which gradients are of parts.
+  std::shared_ptr<const PlacedTensor> find(const at::Tensor& tensor);
+  /// Nothing: `tensor` is no part, or says the whole's sizes itself, or a backward pass runs, in which gradients are of
+  /// parts.
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
   void forget_entered() { entered_.clear(); }
 
@@ -117,7 +123,7 @@ class AxisPass : public Pass {
  private:
   static bool gives_views(const OperatorCall& call);
   static Operands operands_of(const OperatorCall& call, const PlacedArguments& found);
-  PlacedArguments find_arguments(const OperatorCall& call);
+  PlacedArguments find_arguments(OperatorCall& call);
   void share_elements(OperatorCall& call, Next next, PlacedArguments& found);
   void run_found(OperatorCall& call, Next next, PlacedArguments found);
   void check_count(const OperatorCall& call, size_t index, const PlacedTensor& sum) const;
@@ -157,6 +163,7 @@ class AxisPass : public Pass {
   OperatorRules rules_;
   OperatorRows rows_;
   std::vector<Entered> entered_;  // the last ones
+  bool gives_parts_ = false;
   InterceptScope scope_;
 };
 

@@ -23,6 +23,9 @@ namespace trireme {
 struct PartOf {
   std::vector<int64_t> sizes;  ///< of the whole
   Placement placement;
+  bool is_of_parameter = false;  ///< computed from one alone: others are cut as it is
+  /// A copy in place of a view: what is written into it would be lost.
+  bool is_copy = false;
 };
 
 /// Whether this thread's code is a program's: interception is on, and no operator runs.
