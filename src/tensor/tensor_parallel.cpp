@@ -57,6 +57,11 @@ void TensorParallel::add(const at::Tensor& parameter, const std::vector<TensorPa
 
 void TensorParallel::speak_of_wholes() { impl_->policy.speak_of_wholes(); }
 
+void TensorParallel::give_parts() {
+  impl_->policy.speak_of_wholes();
+  impl_->pass.give_parts();
+}
+
 void TensorParallel::shard_tokens() { impl_->policy.shard_tokens(); }
 
 void TensorParallel::overlap_sums() { impl_->policy.overlap_sums(); }
@@ -73,14 +78,14 @@ std::optional<std::vector<int64_t>> TensorParallel::whole_sizes(const at::Tensor
 at::Tensor TensorParallel::gather(const at::Tensor& tensor) {
   const auto known = impl_->pass.find(tensor);
   if (!known || !known->is_cut()) return tensor;
-  return impl_->pass.whole({0, tensor, known});
+  return impl_->pass.whole(placed_argument(tensor, known));
 }
 
 at::Tensor TensorParallel::gather_like(const at::Tensor& tensor, const at::Tensor& slice) {
   const auto known = impl_->pass.find(slice);
   if (!known || !known->is_cut() || tensor.sizes() != slice.sizes())
     throw StateError(str("gather: ", tensor.sizes(), " is not cut as ", slice.sizes(), " is"));
-  return impl_->pass.whole({0, tensor, known});
+  return impl_->pass.whole(placed_argument(tensor, known));
 }
 
 Group& TensorParallel::group() const { return impl_->group(); }

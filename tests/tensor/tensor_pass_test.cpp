@@ -39,6 +39,7 @@
 #include <vector>
 
 #include "tests/support/run_ranks.h"
+#include "tests/tensor/sliced_programs.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
 #include "trireme/recompute/recompute.h"
@@ -48,121 +49,7 @@
 namespace trireme {
 namespace {
 
-constexpr int64_t kBatch = 2, kLength = 5, kHidden = 24, kHeads = 6, kHeadSize = 4, kVocab = 18;
-constexpr double kTolerance = 1e-5;
-
-using Weights = std::map<std::string, at::Tensor>;
-
-/// How a weight is cut: `dim` of `sections` equal matrices, in steps of `grain`.
-struct Slicing {
-  int dim;
-  int64_t sections = 1, grain = 1;
-  bool gathers_output = false;
-  int64_t shared_by = 1;  ///< neighbouring ranks that have the same
-};
-
-struct Program {
-  std::map<std::string, std::vector<int64_t>> shapes;
-  std::map<std::string, Slicing> cuts;
-  std::function<at::Tensor(const Weights&)> loss = {};
-};
-
-std::vector<TensorPart> parts_of(const std::vector<int64_t>& shape, const Slicing& slicing, int ranks) {
-  const int64_t size = shape[static_cast<size_t>(slicing.dim)], section = size / slicing.sections;
-  const int64_t units = section / slicing.grain, holders = ranks / slicing.shared_by;
-  std::vector<TensorPart> parts;
-  for (int rank = 0; rank < ranks; ++rank) {
-    TensorPart part{.shape = shape, .dim = slicing.dim};
-    const int64_t holder = rank / slicing.shared_by;
-    for (int64_t i = 0; i < slicing.sections; ++i)
-      part.intervals.push_back({i * section + units * holder / holders * slicing.grain,
-                                i * section + units * (holder + 1) / holders * slicing.grain});
-    parts.push_back(canonical(part));
-  }
-  return parts;
-}
-
-at::Tensor part_of(const at::Tensor& whole, const TensorPart& part) {
-  if (part.dim < 0) return whole.clone();
-  std::vector<at::Tensor> pieces;
-  for (const Interval& one : part.intervals) pieces.push_back(whole.narrow(part.dim, one.begin, one.size()));
-  return at::cat(pieces, part.dim);
-}
-
-Weights whole_weights(const Program& program) {
-  const at::Generator generator = at::detail::createCPUGenerator(7);
-  Weights weights;
-  for (const auto& [name, shape] : program.shapes) weights[name] = at::randn(shape, generator) * 0.4;
-  return weights;
-}
-
-struct Outcome {
-  at::Tensor loss;
-  Weights gradients;
-};
-
-Outcome train(const Program& program, Weights weights) {
-  Outcome outcome;
-  for (auto& [name, weight] : weights) weight.requires_grad_();
-  const at::Tensor loss = program.loss(weights);
-  torch::autograd::backward({loss}, {});
-  for (auto& [name, weight] : weights)
-    outcome.gradients[name] = weight.grad().defined() ? weight.grad() : at::zeros_like(weight);
-  outcome.loss = loss.detach();
-  return outcome;
-}
-
-double error_of(const at::Tensor& actual, const at::Tensor& expected, const at::Tensor& whole) {
-  if (actual.sizes() != expected.sizes()) return 1e9;
-  return ((actual - expected).norm() / whole.norm().clamp_min(1e-6)).item<double>();
-}
-
-/// Losses and gradients on `ranks` ranks are those of one.
-using Settings = std::vector<void (TensorParallel::*)()>;
-void expect_same(const Program& program, int ranks, const Settings& settings = {}) {
-  const Outcome expected = train(program, whole_weights(program));
-  std::mutex mutex;
-  run_ranks(ranks, [&](Rank& rank) {
-    TensorParallel parallel(rank.world());
-    for (const auto setting : settings) (parallel.*setting)();
-    Weights weights = whole_weights(program);
-    std::map<std::string, TensorPart> own;
-    for (auto& [name, weight] : weights) {
-      const auto cut = program.cuts.find(name);
-      if (cut == program.cuts.end()) continue;
-      const auto parts = parts_of(program.shapes.at(name), cut->second, ranks);
-      own[name] = parts[static_cast<size_t>(rank.id())];
-      weight = part_of(weight, own[name]).contiguous();
-      parallel.add(weight, parts, cut->second.gathers_output);
-    }
-    const Outcome actual = train(program, weights);
-    const std::lock_guard lock(mutex);
-    EXPECT_LT(error_of(actual.loss, expected.loss, expected.loss), kTolerance)
-        << "rank " << rank.id() << " loss " << actual.loss << " expected " << expected.loss;
-    for (const auto& [name, gradient] : actual.gradients) {
-      const at::Tensor& whole = expected.gradients.at(name);
-      const at::Tensor wanted = own.contains(name) ? part_of(whole, own[name]) : whole;
-      EXPECT_LT(error_of(gradient, wanted, whole), kTolerance) << "rank " << rank.id() << ", gradient of " << name;
-    }
-  });
-}
-
-void expect_same(const Program& program) {
-  for (const int ranks : {2, 3}) {
-    SCOPED_TRACE("ranks " + std::to_string(ranks));
-    expect_same(program, ranks);
-    expect_same(program, ranks, {&TensorParallel::speak_of_wholes});
-    expect_same(program, ranks, {&TensorParallel::speak_of_wholes, &TensorParallel::shard_tokens});
-    expect_same(program, ranks, {&TensorParallel::overlap_sums});
-  }
-}
-
-at::Tensor input(int64_t seed = 3) {
-  return at::randn({kBatch, kLength, kHidden}, at::detail::createCPUGenerator(static_cast<uint64_t>(seed)));
-}
-at::Tensor tokens() { return at::randint(kVocab, {kBatch, kLength}, at::detail::createCPUGenerator(5), at::kLong); }
-at::Tensor squares(const at::Tensor& x) { return x.pow(2).sum(); }
-at::Tensor heads_of(const at::Tensor& x) { return x.unflatten(-1, {-1, kHeadSize}).transpose(1, 2); }
+using namespace sliced;
 
 TEST(TensorPass, ColumnsThenRows) {
   expect_same({.shapes = {{"up", {2 * kHidden, kHidden}},
@@ -590,7 +477,7 @@ TEST(TensorPass, PiecesOfASumHaveTheDtypeAndGradientsOfOne) {
     const std::vector<std::vector<at::Tensor>> by_pieces = {gradients(false), gradients(true)};
     for (size_t frozen = 0; frozen < 2; ++frozen)
       for (size_t i = 0; i < at_once[frozen].size(); ++i)
-        EXPECT_LT(error_of(by_pieces[frozen][i], at_once[frozen][i], at_once[frozen][i]), 1e-2)
+        EXPECT_LT(distance(by_pieces[frozen][i], at_once[frozen][i], at_once[frozen][i]), 1e-2)
             << "frozen " << frozen << ", " << i;
     const at::Tensor sum = at::linear(x, down).pow(2).mean();
     EXPECT_THROW((void)torch::autograd::grad({sum}, {x}, {}, std::nullopt, /*create_graph=*/true), StateError);

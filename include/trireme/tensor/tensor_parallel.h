@@ -54,11 +54,15 @@ class [[nodiscard]] TensorParallel final : public CutActivations {
   /// From now on sizes and indices that operators are given mean whole tensors: for programs that read whole_sizes() as
   /// the sizes of a slice, as Python's do. Otherwise they may mean either.
   void speak_of_wholes() override;
+  /// From now on a tensor that is cut says the whole's sizes where a program reads them, in C++ too, and in backward:
+  /// it is a PartTensor. A parameter says those of its slice. Sizes and indices mean whole tensors. To call before the
+  /// first operator.
+  void give_parts();
   /// Megatron's sequence parallelism, from now on: the output of a row-parallel layer is reduce-scattered over tokens
   /// (the dim before the last); norms, dropout and residuals run on this rank's tokens; the next column-parallel layer
   /// gathers them. Sends as many bytes as without.
   ///
-  /// Requires  speak_of_wholes(): a program that reads the sizes of a part would take its tokens for all. Refused.
+  /// Requires  speak_of_wholes() or give_parts(): a program that reads the sizes of a part would take its tokens for all. Refused.
   /// Source    Korthikanti et al., arXiv:2205.05198.
   void shard_tokens();
   /// From now on the all-reduce of a large product is split by rows into two to four pieces of 256 KiB or more, each
