@@ -82,6 +82,8 @@ int main(int argc, char** argv) {
   Times parallel{"add [8, 8], neither of a sequence that was cut", {}};
   Times slices{"add [8, 8] beside 64 slices, neither of them", {}};
   Times of_slices{"add [8, 8] of two slices", {}};
+  Times of_parts{"add [8, 8] of two slices that say the whole's sizes", {}};
+  Times view_of_part{"transpose [8, 8] of such a slice", {}};
   Times view_of_slice{"transpose [8, 8] of a slice", {}};
   Times of_tokens{"add [8, 8] of two parts of a sequence", {}};
   Times view_of_tokens{"transpose [8, 8] of a part of a sequence", {}};
@@ -112,6 +114,13 @@ int main(int argc, char** argv) {
       view_of_slice.ns.push_back(ns_per_call(calls, [&] { sliced.weights[0].transpose(0, 1); }));
     }
     {
+      Sliced sliced(*pairs[0]);
+      sliced.parallel.give_parts();
+      const at::Tensor a = sliced.weights[0] * 1, b = sliced.weights[1] * 1;
+      of_parts.ns.push_back(ns_per_call(calls, [&] { at::add(a, b); }));
+      view_of_part.ns.push_back(ns_per_call(calls, [&] { a.transpose(0, 1); }));
+    }
+    {
       SequenceParallel sequence(*pairs[0]);
       const at::Tensor part = sequence.cut(at::ones({16, 8}), 0), other = sequence.cut(at::ones({16, 8}), 0);
       // A part that is known whole is computed whole.
@@ -126,8 +135,8 @@ int main(int argc, char** argv) {
     paged.pager.restore();
   }
   std::printf("ns per operator, one thread, %d rounds of %d calls                min    median\n", rounds, calls);
-  for (const Times* times : {&off, &writes, &all, &passed, &parallel_unused, &parallel, &slices, &of_slices, &of_tokens,
-                             &view, &view_of_slice, &view_of_tokens, &touch})
+  for (const Times* times : {&off, &writes, &all, &passed, &parallel_unused, &parallel, &slices, &of_slices, &of_parts,
+                             &of_tokens, &view, &view_of_slice, &view_of_part, &view_of_tokens, &touch})
     print(*times);
   std::printf(
       "interception of an operator that touches nothing managed: %.0f ns (writes watched), %.0f ns (reads too); limit "
@@ -138,6 +147,8 @@ int main(int argc, char** argv) {
   std::printf("operator beside slices, of tensors that are not cut: %.0f ns; limit 200\n", slices.more_than(off));
   std::printf("operator on slices, without an exchange: %.0f ns (add), %.0f ns (transpose)\n", of_slices.more_than(off),
               view_of_slice.more_than(view));
+  std::printf("the same of slices that say the whole's sizes: %.0f ns (add), %.0f ns (transpose)\n",
+              of_parts.more_than(off), view_of_part.more_than(view));
   std::printf("operator on parts of a sequence, without an exchange: %.0f ns (add), %.0f ns (transpose)\n",
               of_tokens.more_than(off), view_of_tokens.more_than(view));
   std::printf("a touch of a unit that is whole: %.0f ns; limit 3000\n", touch.more_than(off));
