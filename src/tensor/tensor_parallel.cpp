@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -34,6 +35,7 @@ struct TensorParallel::Impl {
   tensor::TensorPolicy& policy;
   AxisPass pass;
   bool has_compared_loss = false;
+  bool has_slices = false, gives_parts = false;
 };
 
 TensorParallel::TensorParallel(Group& group)
@@ -46,6 +48,12 @@ void TensorParallel::add(const at::Tensor& parameter, const std::vector<TensorPa
   if (own.dim < 0) return;
   if (parameter.sizes() != at::IntArrayRef(local_shape(own)))
     throw ShapeError(str("add: ", parameter.sizes(), " is not ", part_text(own), " of ", shape_text(own.shape)));
+  const auto has_one = [&](const TensorPart& part) { return local_shape(part)[static_cast<size_t>(own.dim)] == 1; };
+  if (impl_->gives_parts && std::ranges::any_of(parts, has_one))
+    throw StateError(str("add: a slice of \"", name, "\" has one element in dim ", own.dim,
+                         ", where programs read the whole's sizes: in backward a function of a program that took it "
+                         "would add up the gradients of all slices; leave it whole"));
+  impl_->has_slices = true;
   std::vector<std::vector<Interval>> of_rank;
   for (const TensorPart& part : parts) of_rank.push_back(part.intervals);
   const Cut cut{.axis = Impl::kAxis,
@@ -58,6 +66,8 @@ void TensorParallel::add(const at::Tensor& parameter, const std::vector<TensorPa
 void TensorParallel::speak_of_wholes() { impl_->policy.speak_of_wholes(); }
 
 void TensorParallel::give_parts() {
+  if (impl_->has_slices) throw StateError("give_parts: parameters have been added; call it before add()");
+  impl_->gives_parts = true;
   impl_->policy.speak_of_wholes();
   impl_->pass.give_parts();
 }

@@ -230,6 +230,43 @@ TEST(Parts, AreWhatOperatorsGive) {
   });
 }
 
+/// Takes a parameter that is cut, as its gradient may not be: the function gives that of the whole.
+struct OwnLayer : torch::autograd::Function<OwnLayer> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
+    context->save_for_backward({x, weight});
+    return at::linear(x, weight);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list kept = context->get_saved_variables();
+    const at::Tensor &x = kept[0], &weight = kept[1];
+    return {gradients[0].matmul(weight), gradients[0].flatten(0, 1).t().matmul(x.flatten(0, 1))};
+  }
+};
+
+TEST(Parts, OfAParameterThatAFunctionTakesEndWithAnError) {
+  run_ranks(2, [&](Rank& rank) {
+    const auto added = [&](TensorParallel& parallel, int64_t size, int dim) {
+      const std::vector<int64_t> shape =
+          dim == 0 ? std::vector<int64_t>{size, kHidden} : std::vector<int64_t>{kHidden, size};
+      const auto parts = parts_of(shape, {dim}, 2);
+      const at::Tensor weight = at::ones(local_shape(parts[static_cast<size_t>(rank.id())])).requires_grad_();
+      parallel.add(weight, parts, false, "own");
+      return weight;
+    };
+    TensorParallel parallel(rank.world());
+    parallel.give_parts();
+    const at::Tensor by_columns = added(parallel, kWide, 0), by_rows = added(parallel, kWide, 1);
+    EXPECT_NE(said_by([&] { squares(OwnLayer::apply(input(), by_columns)).backward(); }).find("invalid gradient"),
+              std::string::npos);
+    const at::Tensor y = at::linear(input(), by_columns);
+    EXPECT_NE(said_by([&] { squares(OwnLayer::apply(y, by_rows)).backward(); }).find("invalid gradient"),
+              std::string::npos);
+    EXPECT_NE(said_by([&] { (void)added(parallel, 2, 0); }).find("a slice of \"own\" has one element in dim 0"),
+              std::string::npos);
+    EXPECT_NE(said_by([&] { parallel.give_parts(); }).find("call it before add()"), std::string::npos);
+  });
+}
+
 /// As TorchScript reads sizes.
 TEST(Parts, TellOperatorsThatLookTheWholesSizes) {
   run_ranks(2, [&](Rank& rank) {
