@@ -65,7 +65,8 @@ class [[nodiscard]] TensorParallel final : public CutActivations {
   /// (the dim before the last); norms, dropout and residuals run on this rank's tokens; the next column-parallel layer
   /// gathers them. Sends as many bytes as without.
   ///
-  /// Requires  speak_of_wholes() or give_parts(): a program that reads the sizes of a part would take its tokens for all. Refused.
+  /// Requires  speak_of_wholes() or give_parts(): a program that reads the sizes of a part would take its tokens for
+  ///           all. Refused.
   /// Source    Korthikanti et al., arXiv:2205.05198.
   void shard_tokens();
   /// From now on the all-reduce of a large product is split by rows into two to four pieces of 256 KiB or more, each
