@@ -4,15 +4,18 @@
 
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/matmul.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tests/activations/row_trials.h"
+#include "tests/support/error_of.h"
 #include "tests/support/operators/quiet.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/intercept/random_streams.h"
@@ -186,6 +189,64 @@ void expect_every_operator(ToldBy told) {
 
 TEST(AxisPass, RunsEveryOperatorOfTheTableOverTwoAxes) { expect_every_operator(ToldBy::kDeclared); }
 TEST(AxisPass, RunsEveryOperatorOnPartsOverTwoAxes) { expect_every_operator(ToldBy::kParts); }
+
+/// A tensor of 4 x 6 elements whose dim `dim_of[axis]` the axis cuts evenly; -1: none.
+std::shared_ptr<const Placement> placed_evenly(const std::vector<int64_t>& dim_of) {
+  const AxisGrid& grid = axes().grid;
+  auto made = std::make_shared<Placement>(grid.positions());
+  for (int position = 0; position < grid.positions(); ++position)
+    for (int axis = 0; axis < grid.axes(); ++axis)
+      if (dim_of[axis] >= 0)
+        made->at(position).push_back(
+            {axis, dim_of[axis], 1,
+             std::make_shared<const Ranges>(Ranges::even(dim_of[axis] == 0 ? 4 : 6, grid.ranks(axis)))});
+  return made;
+}
+
+at::Tensor cut_for(AxisPass& pass, const std::vector<int64_t>& dim_of, bool is_parameter = false) {
+  const auto placement = placed_evenly(dim_of);
+  at::Tensor part = at::arange(24, at::kDouble).view({4, 6});
+  for (const Cut& cut : placement->at(pass.position()))
+    part = cut.slice(part, axes().grid.rank(pass.position(), cut.axis));
+  part = part.clone();
+  pass.add(part, {.placement = placement, .is_parameter = is_parameter});
+  return part;
+}
+
+void on_every_rank(const std::function<void(AxisPass&)>& body) {
+  run_ranks(axes().grid.positions(), [&](Rank& rank) {
+    const std::vector<std::unique_ptr<Group>> groups = groups_of(rank.world());
+    body(*pass_of(groups));
+  });
+}
+
+/// An element of a dim that one axis cuts is added up over its ranks, and stays cut by the other one: a program may
+/// read it, and would write into a copy.
+TEST(AxisPass, RefusesWritesIntoACopyThatIsCut) {
+  for (const bool gives_parts : {false, true})
+    on_every_rank([&](AxisPass& pass) {
+      if (gives_parts) pass.give_parts();
+      const at::Tensor column = cut_for(pass, {0, 1}).select(1, 2);
+      EXPECT_EQ(own_elements(column).size(0), 2) << "still cut by the first axis";
+      EXPECT_NE(error_of([&] { column.fill_(0); }).find("writes into a copy of other ranks' elements"),
+                std::string::npos);
+    });
+}
+
+/// Products of activations and of what is computed from a parameter alone keep the parameter's cut, though the
+/// activations have more elements.
+TEST(AxisPass, LetsParametersLeadAlsoThroughTheirViews) {
+  for (const bool gives_parts : {false, true})
+    on_every_rank([&](AxisPass& pass) {
+      if (gives_parts) pass.give_parts();
+      const at::Tensor weight = cut_for(pass, {-1, 1}, /*is_parameter=*/true);   // [k, n], n cut
+      const at::Tensor rows = cut_for(pass, {-1, 1}).t().repeat({4, 1}).mul(1);  // [m, k], m cut
+      const at::Tensor product = at::matmul(rows, weight.t().t());
+      EXPECT_EQ(own_elements(product).sizes(), (std::vector<int64_t>{24, 2}));
+      const at::Tensor of_activations = at::matmul(rows, cut_for(pass, {-1, 1}));
+      EXPECT_EQ(own_elements(of_activations).sizes(), (std::vector<int64_t>{8, 6}));
+    });
+}
 
 }  // namespace
 }  // namespace trireme::testing

@@ -210,6 +210,7 @@ TEST(Parts, AreWhatOperatorsGive) {
     EXPECT_TRUE(at::allclose(parallel.gather(y), expected, 1e-5, 1e-5));
     EXPECT_TRUE(at::allclose(parallel.sent(y).tensor, expected, 1e-5, 1e-5));
     EXPECT_TRUE(y.contiguous().is_same(y));
+    EXPECT_TRUE(y.to(y.scalar_type()).is_same(y));
     // Softmax over what is cut is of wholes; over other dims of parts.
     EXPECT_EQ(PartTensor::of(at::softmax(y, -1)), nullptr);
     EXPECT_NE(PartTensor::of(at::softmax(y, 0)), nullptr);
