@@ -5,6 +5,7 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -246,6 +247,41 @@ TEST(AxisPass, LetsParametersLeadAlsoThroughTheirViews) {
       const at::Tensor of_activations = at::matmul(rows, cut_for(pass, {-1, 1}));
       EXPECT_EQ(own_elements(of_activations).sizes(), (std::vector<int64_t>{8, 6}));
     });
+}
+
+/// Elements that several ranks have count once, and equal extremes share a gradient as on one rank.
+TEST(AxisPass, CountsEachElementOnce) {
+  on_every_rank([&](AxisPass& pass) {
+    const auto overlapping =
+        std::make_shared<const Ranges>(6, std::vector<std::vector<Interval>>{{{0, 3}}, {{2, 5}}, {{4, 6}}});
+    auto placement = std::make_shared<Placement>(axes().grid.positions());
+    for (int position = 0; position < axes().grid.positions(); ++position)
+      placement->at(position).push_back({1, 1, 1, overlapping});
+    const at::Tensor whole = at::arange(24, at::kDouble).view({4, 6});
+    const at::Tensor part = placement->at(pass.position())[0].slice(whole, pass.group(1).rank()).clone();
+    pass.add(part, {.placement = placement});
+    const at::Tensor rows = part.sum(1), products = at::matmul(part, whole.t().contiguous());
+    {
+      const WithoutInterception unseen;
+      EXPECT_TRUE(at::allclose(rows, whole.sum(1)));
+      EXPECT_TRUE(at::allclose(products, at::matmul(whole, whole.t())));
+    }
+  });
+}
+
+TEST(AxisPass, SharesAGradientAmongEqualExtremes) {
+  on_every_rank([&](AxisPass& pass) {
+    const auto placement = placed_evenly({-1, 1});
+    at::Tensor whole = at::zeros({4, 6}, at::kDouble);
+    whole.select(1, 0).fill_(1);  // of rank 0 one, of rank 1 two, of rank 2 none
+    whole.narrow(1, 2, 2).fill_(1);
+    const at::Tensor part = placement->at(pass.position())[0].slice(whole, pass.group(1).rank()).clone();
+    part.requires_grad_();
+    pass.add(part, {.placement = placement});
+    part.amax(1).sum().backward();
+    const WithoutInterception unseen;
+    EXPECT_TRUE(at::allclose(part.grad(), part.detach() / 3));
+  });
 }
 
 }  // namespace
