@@ -250,9 +250,12 @@ void RowRun::decide_on(Decided& made, bool asks_gradient) {
                             });
   if (decision.divided.empty() || needs_counts) made.way = Decided::Way::kWhole;
   for (size_t i = 0; i < operands_.size() && made.way == Decided::Way::kByRow; ++i) {
-    if (!operands_[i].is_written) continue;
+    const bool writes_statistics = trireme::writes_statistics(*made.of_wholes, i);
+    if (!operands_[i].is_written && !writes_statistics) continue;
     if (!(decision.arguments[i] == placements[i]))
       made.way = Decided::Way::kWhole;
+    else if (writes_statistics)
+      continue;
     else if (!(decision.results[0] == placements[i]) ||
              made.row.sizes_of(made.row.results[0]) != made.row.sizes_of(made.row.arguments[i]))
       made.way = Decided::Way::kNewSizes;

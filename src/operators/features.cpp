@@ -172,3 +172,12 @@ void localise_convolution(const RowCall& call, const LocalRow& local, LocalCall&
 }
 
 }  // namespace trireme::rows
+
+namespace trireme {
+
+bool writes_statistics(const RowCall& call, size_t tensor) {
+  const bool is_trained = call.flag("training", false) || call.flag("use_input_stats", false);
+  return is_trained && (call.tensor_of("running_mean") == tensor || call.tensor_of("running_var") == tensor);
+}
+
+}  // namespace trireme

@@ -46,8 +46,8 @@ std::vector<bool> all_of(const std::vector<NamedBuffer>& buffers) { return std::
 
 }  // namespace
 
-Buffers::Buffers(Group& group, c10::Device device, Source source)
-    : group_(group), is_on_host_(is_host(device)), source_(std::move(source)) {
+Buffers::Buffers(Group& group, c10::Device device, Source source, IsPart is_part)
+    : group_(group), is_on_host_(is_host(device)), source_(std::move(source)), is_part_(std::move(is_part)) {
   const std::vector<NamedBuffer> present = source_();
   if (group_.size() == 1) return;
   agree(present);
@@ -59,6 +59,7 @@ void Buffers::follow_rank_0() {
   if (group_.size() == 1) return;
   const SubjectScope subject("buffers");
   const std::vector<NamedBuffer> present = source_();
+  refuse_parts(present);
   bool has_others = signatures_of(present) != known_;
   // To look whether one has changed, the host would have to wait for its device. There every rank's module changes its
   // buffers at the same step.
@@ -113,6 +114,16 @@ void Buffers::tell_others(const std::vector<NamedBuffer>& present) {
   }
 }
 
+void Buffers::refuse_parts(const std::vector<NamedBuffer>& present) const {
+  if (is_part_ == nullptr) return;
+  for (const NamedBuffer& buffer : present)
+    if (is_part_(buffer.tensor))
+      throw StateError(str("buffer '", buffer.name, "' ", buffer.tensor.sizes(),
+                           " is a part of a tensor that is cut over ranks, and a buffer is the same on all of them; "
+                           "write into a whole buffer (buffer.copy_(...)), assign engine.gather(...) of the part, or "
+                           "keep the part in an attribute that is no buffer"));
+}
+
 std::vector<NamedBuffer> Buffers::shared(const std::vector<NamedBuffer>& present) const {
   std::unordered_map<int64_t, const NamedBuffer*> by_signature;
   for (const NamedBuffer& buffer : present) by_signature.emplace(signature(buffer), &buffer);
@@ -123,7 +134,9 @@ std::vector<NamedBuffer> Buffers::shared(const std::vector<NamedBuffer>& present
 
 std::vector<TensorSlice> Buffers::slices() const {
   std::vector<TensorSlice> slices;
-  for (const NamedBuffer& buffer : source_()) {
+  const std::vector<NamedBuffer> present = source_();
+  refuse_parts(present);
+  for (const NamedBuffer& buffer : present) {
     TensorSlice& slice = slices.emplace_back();
     slice.name = weight_name(buffer.name);
     slice.part.shape = buffer.tensor.sizes().vec();

@@ -169,7 +169,8 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
   give_back_freed_memory();  // the whole model's; malloc would keep it
   buffers_ = std::make_unique<Buffers>(
       groups_.stage, pager_->device(),
-      [list = list_of_buffers(module, options), parameters] { return present_buffers(list(), parameters); });
+      [list = list_of_buffers(module, options), parameters] { return present_buffers(list(), parameters); },
+      [this](const at::Tensor& tensor) { return passes_.is_part(tensor); });
   const LrScheduleOptions schedule = config_.scheduler.value_or(LrScheduleOptions{});
   step_ = std::make_unique<TrainStep>(TrainStepParts{.shards = groups_.sums,
                                                      .model = groups_.model,

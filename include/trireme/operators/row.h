@@ -162,6 +162,9 @@ struct OperatorRow {
   const char* family = "";
 };
 
+/// Whether a call writes a tensor of which its schema says nothing: the running statistics of a norm that is trained.
+bool writes_statistics(const RowCall& call, size_t tensor);
+
 /// The row of a view: of sizes of as many elements.
 Row view_row(at::IntArrayRef from, at::IntArrayRef to);
 

@@ -23,13 +23,15 @@ struct NamedBuffer {
 class Buffers {
  public:
   using Source = std::function<std::vector<NamedBuffer>()>;
-  /// Gives all ranks rank 0's values. Collective. `device` is that of the model's parameters. What `source` refers to
-  /// outlives this.
-  Buffers(Group& group, c10::Device device, Source source);
+  using IsPart = std::function<bool(const at::Tensor&)>;
+  /// Gives all ranks rank 0's values. Collective. `device` is that of the model's parameters. `is_part`: of a tensor of
+  /// which ranks have different elements. What `source` and `is_part` refer to outlives this.
+  Buffers(Group& group, c10::Device device, Source source, IsPart is_part = nullptr);
 
   /// Copies rank 0's values of those buffers that have changed on any rank since the last call. A buffer that not all
   /// ranks have with the same name, shape and dtype is not copied, which is logged once. Collective.
   ///
+  /// Throws    StateError: a buffer is a part, which would become rank 0's; so slices() does.
   /// Cost      one pass over the buffers, one all-reduce of a flag per buffer and of one more, and, if one is set, one
   ///           broadcast. On a device just the broadcast, so that the host does not wait for it.
   void follow_rank_0();
@@ -42,6 +44,7 @@ class Buffers {
 
  private:
   /// The buffers that all ranks have alike, in rank 0's order.
+  void refuse_parts(const std::vector<NamedBuffer>& present) const;
   std::vector<NamedBuffer> shared(const std::vector<NamedBuffer>& present) const;
   void agree(const std::vector<NamedBuffer>& present);
   void tell_others(const std::vector<NamedBuffer>& present);
@@ -51,6 +54,7 @@ class Buffers {
   Group& group_;
   const bool is_on_host_;
   const Source source_;
+  const IsPart is_part_;
   std::vector<int64_t> known_;   ///< signatures of this rank's buffers when ranks last agreed
   std::vector<int64_t> agreed_;  ///< of these, those that all ranks have, in rank 0's order
   bool has_told_ = false;
