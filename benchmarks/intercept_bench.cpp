@@ -36,7 +36,10 @@ struct Paged {
 
 /// Parameters of which the first rank of two has the first half of their rows.
 struct Sliced {
-  explicit Sliced(Group& group) : parallel(group) {
+  enum class SaysSizesOf { kSlice, kWhole };
+
+  explicit Sliced(Group& group, SaysSizesOf says = SaysSizesOf::kSlice) : parallel(group) {
+    if (says == SaysSizesOf::kWhole) parallel.give_parts();
     for (at::Tensor& weight : weights) {
       weight = at::ones({8, 8});
       parallel.add(weight, {{{16, 8}, 0, {{0, 8}}}, {{16, 8}, 0, {{8, 16}}}});
@@ -114,8 +117,7 @@ int main(int argc, char** argv) {
       view_of_slice.ns.push_back(ns_per_call(calls, [&] { sliced.weights[0].transpose(0, 1); }));
     }
     {
-      Sliced sliced(*pairs[0]);
-      sliced.parallel.give_parts();
+      const Sliced sliced(*pairs[0], Sliced::SaysSizesOf::kWhole);
       const at::Tensor a = sliced.weights[0] * 1, b = sliced.weights[1] * 1;
       of_parts.ns.push_back(ns_per_call(calls, [&] { at::add(a, b); }));
       view_of_part.ns.push_back(ns_per_call(calls, [&] { a.transpose(0, 1); }));
