@@ -97,6 +97,13 @@ void AxisPass::run(OperatorCall& call, Next next) {
   PlacedArguments found = find_arguments(call);
   if (found.empty()) return next(call);
   running_ = call.op.schema().name();
+  const auto is_whole = [](const PlacedArgument& one) { return one.known->held == Held::kWhole; };
+  if (std::ranges::all_of(found, is_whole)) {
+    if (!realises(call)) return run_held_whole(call, next, found);
+    realise(call, next, found);
+  } else {
+    std::erase_if(found, is_whole);
+  }
   for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) {
     if (has_tangent(tensor))
       refuse(call, found[0].tensor, "gets a tangent of forward-mode differentiation (jvp()) beside a part",
@@ -162,6 +169,36 @@ PlacedArguments AxisPass::find_arguments(OperatorCall& call) {
   return found;
 }
 
+/// Whether a call whose arguments are all held whole computes on parts from here on: it makes activations.
+bool AxisPass::realises(const OperatorCall& call) {
+  if (call.traits.written != 0) return false;
+  if (call.traits.random) return true;
+  if (const OperatorRow* const entry = rows_(call.op); entry != nullptr && entry->makes_activations) return true;
+  bool asks = false;
+  for_each_tensor(call.arguments(), [&](const at::Tensor& one) { asks = asks || (one.defined() && asks_gradient(one)); });
+  return asks;
+}
+
+/// This rank's part in place of each argument that is held whole.
+void AxisPass::realise(OperatorCall& call, Next next, PlacedArguments& found) {
+  std::vector<at::Tensor> tensors = tensors_among(call.arguments());
+  const Operands operands = operands_of(call, found);
+  PlacedArguments parts;
+  next.run(call, [&] {
+    for (size_t i = 0; i < operands.size(); ++i) {
+      if (operands[i].found == nullptr) continue;
+      const std::shared_ptr<const Placement>& placement = operands[i].found->known->placement;
+      at::Tensor part = operands[i].tensor;
+      for (const Cut& cut : placement->at(position_)) part = slice_of(part, cut, grid_.rank(position_, cut.axis));
+      tensors[i] = operands[i].tensor.is_contiguous() ? part.contiguous() : part;
+      parts.push_back({operands[i].index, tensors[i], part_by(placement)});
+    }
+  });
+  const std::vector<c10::IValue> arguments = with_tensors(call.arguments().vec(), tensors);
+  for (size_t i = 0; i < arguments.size(); ++i) argument(call, i) = arguments[i];
+  found = std::move(parts);
+}
+
 /// Parameters of which other ranks have elements, too.
 void AxisPass::share_elements(OperatorCall& call, Next next, PlacedArguments& found) {
   for (PlacedArgument& one : found) {
@@ -183,6 +220,8 @@ void AxisPass::run_found(OperatorCall& call, Next next, PlacedArguments found) {
     if (auto own = axis.policy->own_row(*this, call.op)) return run_row(call, next, {.own = std::move(own)}, found);
   for (const PassAxis& axis : axes_)
     if (axis.policy->run(*this, call, next, found)) return;
+  if (run_selection(call, next, found)) return;
+  if (goes_by_mask(call)) return run_whole(call, next, found);
   if (const OperatorRow* const entry = rows_(call.op)) return run_row(call, next, {.entry = entry}, found);
   const OperatorRule* const rule = rules_(call.op);
   if (rule != nullptr && rule->role == OperatorRole::kNew) return next(call);
@@ -285,6 +324,22 @@ at::Tensor AxisPass::gather(const at::Tensor& part, const Cut& cut, bool enters)
   if (!enters) return exchanges(cut.axis).gather(part, cut, running_);
   if (cut.ranges->overlaps()) return enter(exchanges(cut.axis).gather(part, cut, running_), cut.axis);
   return entered_once(part, cut.axis, [&] { return exchanges(cut.axis).gather_and_enter(part, cut, running_); });
+}
+
+at::Tensor AxisPass::as_part(const at::Tensor& local, const std::shared_ptr<const Placement>& placement) {
+  if (gives_parts_) return PartTensor::wrap(local, part_of(whole_sizes_of({0, local, part_by(placement)}), placement));
+  table_.add(local, {.placement = placement});
+  return local;
+}
+
+/// The facts of a part: the same object for like ones, by which decisions are kept.
+std::shared_ptr<const PartOf> AxisPass::part_of(std::vector<int64_t> sizes,
+                                                const std::shared_ptr<const Placement>& placement) {
+  constexpr size_t kMostParts = 256;
+  for (const std::shared_ptr<const PartOf>& one : parts_)
+    if (one->sizes == sizes && one->placement == *placement) return one;
+  if (parts_.size() >= kMostParts) parts_.erase(parts_.begin());
+  return parts_.emplace_back(std::make_shared<const PartOf>(std::move(sizes), *placement));
 }
 
 at::Tensor AxisPass::whole(const PlacedArgument& one) {

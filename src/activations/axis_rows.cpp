@@ -55,10 +55,6 @@ bool is_kept(const Placement& given, const Placement& wanted, int positions, siz
   return true;
 }
 
-std::shared_ptr<const PlacedTensor> known_as(std::shared_ptr<const Placement> placement) {
-  return std::make_shared<const PlacedTensor>(PlacedTensor{.placement = std::move(placement)});
-}
-
 /// The argument that is added behind a sum, left out before it.
 c10::IValue nothing_for(const c10::Argument& argument, const at::Tensor& term) {
   if (argument.type()->kind() == c10::TypeKind::OptionalType) return {};
@@ -113,6 +109,7 @@ class RowRun {
       : pass_(pass), call_(call), next_(next), meaning_(meaning), operands_(std::move(operands)) {}
 
   void run(const PlacedArguments& found);
+  void run_held_whole();
 
  private:
   struct Joined {
@@ -130,6 +127,7 @@ class RowRun {
   void finish(Decided& made, const LocalCall& here, bool joins, const at::Tensor& added);
   const std::shared_ptr<const PartOf>& part_of(Decided& made, size_t i, const Joined& one, bool is_of_parameter);
   void put_results(const std::vector<at::Tensor>& results);
+  at::Tensor summed(const at::Tensor& part, int axis, double share = 1);
   void join(Joined& result, const Decision::Join& join);
   void add_term(Joined& result, const at::Tensor& term);
   void check_own_results(const Decided& made, const std::vector<at::Tensor>& results);
@@ -144,6 +142,25 @@ class RowRun {
 
 void AxisPass::run_row(OperatorCall& call, Next next, const Meaning& meaning, const PlacedArguments& found) {
   RowRun(*this, call, next, meaning, operands_of(call, found)).run(found);
+}
+
+void AxisPass::run_held_whole(OperatorCall& call, Next next, const PlacedArguments& found) {
+  const OperatorRow* const entry = rows_(call.op);
+  if (entry == nullptr || goes_by_mask(call)) return next(call);
+  const Meaning meaning{.entry = entry};
+  RowRun(*this, call, next, meaning, operands_of(call, found)).run_held_whole();
+}
+
+/// On all elements, as one rank would; the row says how the results are to be cut.
+void RowRun::run_held_whole() {
+  const std::shared_ptr<Decided> made = decided();
+  next_(call_);
+  if (made->way == Decided::Way::kWhole) return;
+  const std::vector<at::Tensor> results = tensors_among(call_.results());
+  for (size_t i = 0; i < results.size(); ++i)
+    if (const auto& placement = made->results[std::min(i, made->results.size() - 1)];
+        placement != nullptr && results[i].defined())
+      pass_.table_.add(results[i], {.placement = placement, .held = Held::kWhole});
 }
 
 void RowRun::run(const PlacedArguments& found) {
@@ -210,7 +227,10 @@ std::shared_ptr<AxisPass::Decided> RowRun::decided() {
   key.add(asks_gradient ? 1 : 0);
   key.add(meaning_.own.get());
   for (const Operand& one : operands_) {
-    key.add(one.found == nullptr ? 0 : one.found->known->is_parameter ? 1 : 2);
+    key.add(one.found == nullptr                           ? 0
+            : one.found->known->is_parameter               ? 1
+            : one.found->known->held == Held::kPart        ? 2
+                                                           : 3);
     key.add(one.found == nullptr ? nullptr : one.found->known->placement.get());
   }
   if (key.is_complete())
@@ -229,7 +249,7 @@ void RowRun::decide_on(Decided& made, bool asks_gradient) {
   std::vector<int> leads;
   for (const Operand& one : operands_) {
     const PlacedTensor* const known = one.found != nullptr ? one.found->known.get() : nullptr;
-    sizes.push_back(known != nullptr       ? pass_.whole_sizes_of(*one.found)
+    sizes.push_back(known != nullptr && known->held == Held::kPart ? pass_.whole_sizes_of(*one.found)
                     : one.tensor.defined() ? one.tensor.sizes().vec()
                                            : std::vector<int64_t>());
     placements.push_back(known != nullptr ? *known->placement : Placement(pass_.grid_.positions()));
@@ -334,7 +354,7 @@ void RowRun::finish(Decided& made, const LocalCall& here, bool joins, const at::
             join(found[i], *one);
         if (added.defined()) add_term(found[i], added);
         if (gathers_output && found[i].placement != nullptr) {
-          found[i].tensor = pass_.whole({0, found[i].tensor, known_as(found[i].placement)});
+          found[i].tensor = pass_.whole({0, found[i].tensor, part_by(found[i].placement)});
           found[i].placement = nullptr;
         }
         results[i] = found[i].tensor;
@@ -374,7 +394,7 @@ void RowRun::put_results(const std::vector<at::Tensor>& results) {
 /// The facts of a result that is cut: the same object for like calls, so that later decisions are found by it.
 const std::shared_ptr<const PartOf>& RowRun::part_of(Decided& made, size_t i, const Joined& one, bool is_of_parameter) {
   if (made.parts.size() <= i) made.parts.resize(i + 1);
-  std::vector<int64_t> sizes = pass_.whole_sizes_of({0, one.tensor, known_as(one.placement)});
+  std::vector<int64_t> sizes = pass_.whole_sizes_of({0, one.tensor, part_by(one.placement)});
   std::shared_ptr<const PartOf>& part = made.parts[i];
   if (part == nullptr || part->sizes != sizes || !(part->placement == *one.placement))
     part = std::make_shared<const PartOf>(std::move(sizes), *one.placement, is_of_parameter, made.copies);
@@ -414,13 +434,21 @@ void RowRun::note_count(const at::Tensor& sum, const Decision& decision) {
   pass_.table_.add(sum, std::move(known));
 }
 
+/// The ranks' sum of their parts, each times its `share`.
+at::Tensor RowRun::summed(const at::Tensor& part, int axis, double share) {
+  const bool widens = pass_.axes_[axis].policy->sums_in_double() && part.is_floating_point();
+  const at::Tensor wide = widens ? part.to(at::kDouble) : part;
+  const at::Tensor sum = pass_.exchanges(axis).sum(share == 1 ? wide : wide * share, call_.op.schema().name());
+  return widens ? sum.to(part.scalar_type()) : sum;
+}
+
 void RowRun::join(Joined& result, const Decision::Join& join) {
   AxisExchanges& axis = pass_.exchanges(join.axis);
   const std::string& name = call_.op.schema().name();
   if (join.kind == FactorKind::kSum || join.kind == FactorKind::kPlaces) {
     const std::optional<Cut> cut = pass_.axes_[join.axis].policy->scattered(call_, result.tensor);
     if (!cut) {
-      result.tensor = axis.sum(result.tensor, name);
+      result.tensor = summed(result.tensor, join.axis);
       return;
     }
     result.tensor = axis.scatter(result.tensor, *cut, name);
@@ -429,7 +457,8 @@ void RowRun::join(Joined& result, const Decision::Join& join) {
     result.placement = pass_.with_cut({.placement = result.placement}, of_axis).placement;
     result.scattered.push_back(join.axis);
   } else if (join.kind == FactorKind::kMean) {
-    result.tensor = axis.sum(result.tensor * join.shares[pass_.position_], name);
+    const double share = join.shares[pass_.position_];
+    result.tensor = summed(share > 0 ? result.tensor : result.tensor.nan_to_num(), join.axis, share);
   } else {
     const int ranks = pass_.grid_.ranks(join.axis);
     const Cut by_rank{.axis = join.axis, .ranges = std::make_shared<const Ranges>(Ranges::even(ranks, ranks))};

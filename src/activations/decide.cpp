@@ -151,7 +151,7 @@ class Decider {
       for (const uint8_t factor : linked)
         of_linked[position].emplace(
             factor, FactorCut{1, ranges_of(pieces_here(position, factor), chosen[position], grid_.ranks(axis))});
-      if (leaves_none(chosen[position].at(vote.factor))) return false;
+      if (leaves_none(chosen[position].at(vote.factor)) && !(linked.empty() && may_be_empty(kind))) return false;
       for (const auto& [factor, cut] : of_linked[position])
         if (leaves_none(cut)) return false;
     }
@@ -169,6 +169,11 @@ class Decider {
 
   const std::vector<Piece>& pieces_here(int position, uint8_t factor) const {
     return std::ranges::find(made_.local[position].pieces, factor, &PiecedFactor::factor)->pieces;
+  }
+
+  /// Whether a rank may have no element: a mask has taken none of its own.
+  static bool may_be_empty(FactorKind kind) {
+    return kind == FactorKind::kEach || kind == FactorKind::kSum || kind == FactorKind::kMean;
   }
 
   static bool leaves_none(const FactorCut& cut) {

@@ -11,11 +11,15 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
 }
 
 bool is_same(const PlacedTensor& one, const PlacedTensor& other) {
-  if (!one.is_cut() || !other.is_cut()) return one.is_cut() == other.is_cut();
+  if (!one.is_cut() || !other.is_cut() || one.held != other.held) return one.is_cut() == other.is_cut();
   return one.placement == other.placement || *one.placement == *other.placement;
 }
 
 }  // namespace
+
+std::shared_ptr<const PlacedTensor> part_by(std::shared_ptr<const Placement> placement) {
+  return std::make_shared<const PlacedTensor>(PlacedTensor{.placement = std::move(placement)});
+}
 
 bool PlacementTable::View::looks_like(const at::Tensor& other) const {
   return other.storage_offset() == offset && other.sizes() == at::IntArrayRef(sizes) &&
@@ -41,6 +45,7 @@ std::shared_ptr<const PlacedTensor> PlacementTable::find(const at::Tensor& tenso
   }
   if (found != nullptr && is_unique) return found->known;
   if (!views->empty() && !views->front().known->is_cut()) return views->front().known;
+  if (!views->empty() && views->front().known->held == Held::kWhole) return {};  // as whole as any other tensor
   static const auto unknown = std::make_shared<const PlacedTensor>(PlacedTensor{.is_unknown = true});
   return unknown;
 }

@@ -73,10 +73,13 @@ void localise_convolution(const RowCall& call, const LocalRow& local, LocalCall&
 Row embedding(const RowCall& call);
 void localise_embedding(const RowCall& call, const LocalRow& local, LocalCall& here);
 Row one_hot(const RowCall& call);
+void localise_one_hot(const RowCall& call, const LocalRow& local, LocalCall& here);
 Row gather(const RowCall& call);
 void localise_gather(const RowCall& call, const LocalRow& local, LocalCall& here);
 Row index_select(const RowCall& call);
 void localise_index_select(const RowCall& call, const LocalRow& local, LocalCall& here);
+Row index(const RowCall& call);  ///< by whole numbers; what masks take is not known by sizes
+void localise_index(const RowCall& call, const LocalRow& local, LocalCall& here);
 Row index_write(const RowCall& call);  ///< index_add, index_copy, index_fill
 void localise_index_write(const RowCall& call, const LocalRow& local, LocalCall& here);
 Row scatter(const RowCall& call);

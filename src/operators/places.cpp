@@ -88,13 +88,16 @@ void localise_embedding(const RowCall& call, const LocalRow& local, LocalCall& h
 }
 
 Row one_hot(const RowCall& call) {
-  const int64_t classes = call.integer("num_classes", -1);
-  if (classes < 0) throw Error(ErrorCode::kUnsupported, "one_hot(): the classes are counted; give num_classes");
   Row row;
   row.arguments = {dims_of(row, call.sizes(0))};
   row.results = row.arguments;
-  row.results[0].push_back(row.dim(classes, FactorKind::kWhole));
+  row.results[0].push_back(row.dim(std::max<int64_t>(call.integer("num_classes", -1), 0), FactorKind::kWhole));
   return row;
+}
+
+void localise_one_hot(const RowCall& call, const LocalRow&, LocalCall&) {
+  if (call.integer("num_classes", -1) < 0)
+    throw Error(ErrorCode::kUnsupported, "one_hot(): the classes are counted; give num_classes");
 }
 
 Row gather(const RowCall& call) {
@@ -164,6 +167,79 @@ void localise_index_select(const RowCall& call, const LocalRow& local, LocalCall
   if (!factor) return;
   const auto [places, is_here] = local.find(*factor, tensor_in(here.arguments, call, "index"));
   read_places(here, call.index_of("index"), places, beside_dim(is_here, dim, call.dims(0)));
+}
+
+namespace {
+
+/// Which dims index() takes elements of; their places in the result.
+struct Indexed {
+  std::vector<int64_t> dims;
+  size_t first = 0;    ///< dim of the result at which the places stand
+  size_t places = 0;   ///< number of their dims
+};
+Indexed indexed(const RowCall& call) {
+  Indexed made;
+  bool is_adjacent = true;
+  for (size_t i = 1; i < call.tensors(); ++i) {
+    if (!call.is_defined(i)) continue;
+    const auto dim = static_cast<int64_t>(i) - 1;
+    is_adjacent = is_adjacent && (made.dims.empty() || made.dims.back() + 1 == dim);
+    made.dims.push_back(dim);
+    made.places = std::max(made.places, call.sizes(i).size());
+  }
+  made.first = is_adjacent && !made.dims.empty() ? static_cast<size_t>(made.dims[0]) : 0;
+  return made;
+}
+
+}  // namespace
+
+Row index(const RowCall& call) {
+  Row row;
+  const Indexed at = indexed(call);
+  std::vector<int64_t> sizes;
+  for (size_t i = 1; i < call.tensors(); ++i)
+    if (call.is_defined(i)) sizes = broadcast(sizes, call.sizes(i));
+  const TensorFactors places = dims_of(row, sizes);
+  row.arguments.resize(call.tensors());
+  TensorFactors result;
+  for (int64_t dim = 0; dim < call.dims(0); ++dim) {
+    const bool is_indexed = std::ranges::find(at.dims, dim) != at.dims.end();
+    const DimFactors own = row.dim(call.sizes(0)[dim], is_indexed ? FactorKind::kPlaces : FactorKind::kEach);
+    row.arguments[0].push_back(own);
+    if (!is_indexed) result.push_back(own);
+  }
+  for (size_t i = 1; i < call.tensors(); ++i)
+    if (call.is_defined(i)) row.arguments[i] = from_the_right(row, places, call.sizes(i));
+  result.insert(result.begin() + static_cast<int64_t>(at.first), places.begin(), places.end());
+  row.results = {result};
+  return row;
+}
+
+void localise_index(const RowCall& call, const LocalRow& local, LocalCall& here) {
+  const Indexed at = indexed(call);
+  auto indices = here.arguments[1].toOptionalTensorList().vec();
+  at::Tensor is_here;
+  for (const int64_t dim : at.dims) {
+    const auto factor = cut_places(call, local, dim);
+    if (!factor) continue;
+    std::optional<at::Tensor>& given = indices[static_cast<size_t>(dim)];
+    const int64_t size = local.row->factors[*factor].size;
+    const auto [places, is_own] = local.find(*factor, at::where(given->lt(0), *given + size, *given));
+    given = places;
+    is_here = is_here.defined() ? is_here.logical_and(is_own) : is_own;
+  }
+  if (!is_here.defined()) return;
+  c10::List<std::optional<at::Tensor>> own;
+  for (std::optional<at::Tensor>& one : indices) own.push_back(std::move(one));
+  here.arguments[1] = std::move(own);
+  const int64_t places = static_cast<int64_t>(at.places), behind = call.dims(0) - static_cast<int64_t>(at.dims.size()) -
+                                                                   static_cast<int64_t>(at.first);
+  here.mend = [is_not = is_here.logical_not(), places, behind](std::vector<at::Tensor>& results) {
+    std::vector<int64_t> sizes(static_cast<size_t>(places - is_not.dim()), 1);
+    sizes.insert(sizes.end(), is_not.sizes().begin(), is_not.sizes().end());
+    sizes.insert(sizes.end(), static_cast<size_t>(behind), 1);
+    results[0] = results[0].masked_fill(is_not.view(sizes), 0);
+  };
 }
 
 Row index_write(const RowCall& call) {

@@ -194,10 +194,11 @@ c10::IValue StageWork::input_of(Slot& slot, const Instruction& instruction) {
   if (carries_random_state()) take_random_states(training_.pager().device(), message);
   for (size_t i = 0; i < message.value.tensors.size(); ++i) {
     at::Tensor& tensor = message.value.tensors[i];
+    if (mode_.trains && message.requires_grad[i]) {
+      slot.leaves.push_back(tensor.set_requires_grad(true));
+      tensor = writable(slot.leaves.back());
+    }
     tensor = training_.passes().taken(tensor, message.cuts[i]);
-    if (!mode_.trains || !message.requires_grad[i]) continue;
-    slot.leaves.push_back(tensor.set_requires_grad(true));
-    tensor = writable(slot.leaves.back());
   }
   c10::IValue input = unflatten(message.value);
   slot.input.reset();

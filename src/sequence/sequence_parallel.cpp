@@ -1,9 +1,13 @@
 #include "trireme/sequence/sequence_parallel.h"
 
+#include <cstdlib>
 #include <utility>
 
+#include "sequence/same_batch.h"
 #include "sequence/stages.h"
 #include "sequence/token_pass.h"
+#include "sequence/token_policy.h"
+#include "trireme/activations/axis_pass.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 
@@ -13,29 +17,155 @@ ShardRange sequence_range(int64_t tokens, int size, int rank) {
   return {.begin = tokens * rank / size, .end = tokens * (rank + 1) / size};
 }
 
-class SequenceParallel::Impl final : public sequence::TokenPass {
+namespace {
+
+constexpr int64_t kFewestTokens = 2;
+
+int64_t checked_dim(const at::Tensor& whole, int64_t dim, int ranks) {
+  const int64_t along = dim < 0 ? dim + whole.dim() : dim;
+  if (along < 0 || along >= whole.dim())
+    throw ShapeError(str("cut: ", whole.sizes(), " has no dim ", dim, "; name the dim that the tokens run along"));
+  if (whole.size(along) < kFewestTokens * ranks)
+    throw ShapeError(str("cut: ", whole.sizes(), " has ", whole.size(along), " tokens in dim ", along,
+                         ", fewer than two for each of ", ranks, " ranks; use a longer sequence or fewer ranks"));
+  return along;
+}
+
+}  // namespace
+
+class SequenceParallel::Impl {
  public:
-  Impl(Group& group, SequenceAttention attention) : TokenPass(group, attention), group_(group) {}
-  Group& group() const { return group_; }
+  virtual ~Impl() = default;
+  virtual at::Tensor cut(const at::Tensor& whole, int64_t dim) = 0;
+  virtual bool is_part(const at::Tensor& tensor) = 0;
+  virtual at::Tensor whole_of(const at::Tensor& part) = 0;
+  virtual std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) = 0;
+  virtual void speak_of_wholes() = 0;
+  virtual bool has_cut() const = 0;
+  virtual bool is_of_tokens(const at::Tensor& loss) = 0;
+  virtual SentTensor sent(const at::Tensor& tensor) = 0;
+  virtual at::Tensor taken(const at::Tensor& tensor, const std::string& cut) = 0;
+  virtual at::Tensor whole(const at::Tensor& tensor) = 0;
+  virtual Group& group() const = 0;
 
   void check_loss(const at::Tensor& loss) {
-    if (const auto sharding = find(loss); sharding && sharding->is_sharded())
+    if (is_of_tokens(loss))
       throw StateError(
           "backward: the loss is of this rank's tokens alone; take the sum() or mean() of all tokens' losses");
-    if (!has_cut() && !std::exchange(told_uncut_, true) && group_.world_rank(group_.rank()) == 0)
+    if (!has_cut() && !std::exchange(told_uncut_, true) && group().world_rank(group().rank()) == 0)
       log(LogLevel::kWarning,
-          str("sequence_parallel_size=", group_.size(),
+          str("sequence_parallel_size=", group().size(),
               ", and the program has cut no batch: each rank trains on all tokens of its own batch, which saves "
               "nothing, and the ranks' gradients are averaged; pass batches through engine.cut()"));
   }
 
  private:
-  Group& group_;
   bool told_uncut_ = false;
 };
 
-SequenceParallel::SequenceParallel(Group& group, SequenceAttention attention)
-    : impl_(std::make_unique<Impl>(group, attention)) {}
+namespace {
+
+class ByTokens final : public SequenceParallel::Impl {
+ public:
+  ByTokens(Group& group, SequenceAttention attention) : pass_(group, attention), group_(group) {}
+  at::Tensor cut(const at::Tensor& whole, int64_t dim) override { return pass_.cut(whole, dim); }
+  bool is_part(const at::Tensor& tensor) override {
+    const auto sharding = pass_.find(tensor);
+    return sharding && sharding->is_sharded();
+  }
+  at::Tensor whole_of(const at::Tensor& part) override {
+    const auto sharding = pass_.find(part);
+    return sharding ? sharding->whole : at::Tensor();
+  }
+  std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) override {
+    return pass_.whole_sizes(tensor);
+  }
+  void speak_of_wholes() override { pass_.speak_of_wholes(); }
+  bool has_cut() const override { return pass_.has_cut(); }
+  bool is_of_tokens(const at::Tensor& loss) override { return is_part(loss); }
+  SentTensor sent(const at::Tensor& tensor) override { return sequence::sent(tensor, pass_.find(tensor)); }
+  at::Tensor taken(const at::Tensor& tensor, const std::string& cut) override {
+    const sequence::TakenTensor taken = sequence::taken(tensor, cut, group_);
+    pass_.mark(taken.part, taken.sharding);
+    return taken.part;
+  }
+  at::Tensor whole(const at::Tensor& tensor) override { return sequence::whole(tensor, pass_.find(tensor), group_); }
+  Group& group() const override { return group_; }
+
+ private:
+  sequence::TokenPass pass_;
+  Group& group_;
+};
+
+class ByRows final : public SequenceParallel::Impl {
+ public:
+  ByRows(Group& group, SequenceAttention attention) : pass_(PassOrder::kSequence, axes_of(group, attention)) {
+    pass_.give_parts();
+  }
+
+  at::Tensor cut(const at::Tensor& whole, int64_t dim) override {
+    const int ranks = group().size();
+    const int64_t along = checked_dim(whole, dim, ranks);
+    if (is_part(whole))
+      throw StateError(str("cut: ", whole.sizes(), " is a part of a sequence already; cut() takes whole tensors"));
+    has_cut_ = true;
+    const Cut cut{.axis = kAxis,
+                  .dim = along,
+                  .ranges = std::make_shared<const Ranges>(Ranges::even(whole.size(along), ranks))};
+    PlacedTensor known = pass_.with_cut({}, cut);
+    const WithoutInterception own_operators;
+    if (whole.requires_grad())
+      return pass_.as_part(slice_of(whole, cut, group().rank()).clone(at::MemoryFormat::Contiguous), known.placement);
+    known.held = Held::kWhole;
+    const at::Tensor held = whole.clone(at::MemoryFormat::Contiguous);
+    pass_.add(held, std::move(known));
+    return held;
+  }
+  bool is_part(const at::Tensor& tensor) override {
+    const auto known = pass_.find(tensor);
+    return known && (known->is_cut() || known->is_unknown);
+  }
+  at::Tensor whole_of(const at::Tensor& part) override {
+    const auto known = pass_.find(part);
+    return known && known->held == Held::kWhole ? part : at::Tensor();
+  }
+  std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) override {
+    return pass_.whole_sizes(tensor);
+  }
+  void speak_of_wholes() override { pass_.give_parts(false); }
+  bool has_cut() const override { return has_cut_; }
+  bool is_of_tokens(const at::Tensor& loss) override {
+    const auto known = pass_.find(loss);
+    return known && known->is_cut() && known->held == Held::kPart;
+  }
+  SentTensor sent(const at::Tensor& tensor) override { return pass_.sent(tensor); }
+  at::Tensor taken(const at::Tensor& tensor, const std::string& cut) override {
+    has_cut_ = true;
+    return pass_.taken(tensor, cut);
+  }
+  at::Tensor whole(const at::Tensor& tensor) override { return pass_.whole_tensor(tensor); }
+  Group& group() const override { return pass_.group(kAxis); }
+
+ private:
+  static constexpr int kAxis = 0;
+  static std::vector<PassAxis> axes_of(Group& group, SequenceAttention attention) {
+    std::vector<PassAxis> axes;
+    axes.push_back({std::make_shared<AxisExchanges>(group, GradientLaw::kShares, "sequence parallelism"),
+                    std::make_unique<sequence::TokenPolicy>(kAxis, attention)});
+    return axes;
+  }
+  AxisPass pass_;
+  bool has_cut_ = false;
+};
+
+std::unique_ptr<SequenceParallel::Impl> made(Group& group, SequenceAttention attention) {
+  if (std::getenv("TRIREME_SEQUENCE_ROWS") != nullptr) return std::make_unique<ByRows>(group, attention);
+  return std::make_unique<ByTokens>(group, attention);
+}
+
+}  // namespace
+
+SequenceParallel::SequenceParallel(Group& group, SequenceAttention attention) : impl_(made(group, attention)) {}
 
 SequenceParallel::~SequenceParallel() = default;
 
@@ -44,7 +174,7 @@ at::Tensor SequenceParallel::cut(const at::Tensor& whole, int64_t dim) { return 
 SequenceInputs SequenceParallel::cut(const SequenceInputs& whole) {
   SequenceInputs result{.dim = whole.dim};
   const auto part = [&](const at::Tensor& tensor) { return tensor.defined() ? impl_->cut(tensor, whole.dim) : tensor; };
-  impl_->check_same_batch(whole);
+  sequence::check_same_batch(impl_->group(), whole);
   result.input_ids = part(whole.input_ids);
   result.labels = part(whole.labels);
   result.position_ids = part(whole.position_ids);
@@ -52,30 +182,18 @@ SequenceInputs SequenceParallel::cut(const SequenceInputs& whole) {
   return result;
 }
 
-bool SequenceParallel::is_part(const at::Tensor& tensor) {
-  const auto sharding = impl_->find(tensor);
-  return sharding && sharding->is_sharded();
-}
-
-at::Tensor SequenceParallel::whole_of(const at::Tensor& part) {
-  const auto sharding = impl_->find(part);
-  return sharding ? sharding->whole : at::Tensor();
-}
-
+bool SequenceParallel::is_part(const at::Tensor& tensor) { return impl_->is_part(tensor); }
+at::Tensor SequenceParallel::whole_of(const at::Tensor& part) { return impl_->whole_of(part); }
 std::optional<std::vector<int64_t>> SequenceParallel::whole_sizes(const at::Tensor& tensor) {
   return impl_->whole_sizes(tensor);
 }
 void SequenceParallel::speak_of_wholes() { impl_->speak_of_wholes(); }
 bool SequenceParallel::has_cut() const { return impl_->has_cut(); }
 void SequenceParallel::check_loss(const at::Tensor& loss) { impl_->check_loss(loss); }
-SentTensor SequenceParallel::sent(const at::Tensor& tensor) { return sequence::sent(tensor, impl_->find(tensor)); }
+SentTensor SequenceParallel::sent(const at::Tensor& tensor) { return impl_->sent(tensor); }
 at::Tensor SequenceParallel::taken(const at::Tensor& tensor, const std::string& cut) {
-  const sequence::TakenTensor taken = sequence::taken(tensor, cut, impl_->group());
-  impl_->mark(taken.part, taken.sharding);
-  return taken.part;
+  return impl_->taken(tensor, cut);
 }
-at::Tensor SequenceParallel::whole(const at::Tensor& tensor) {
-  return sequence::whole(tensor, impl_->find(tensor), impl_->group());
-}
+at::Tensor SequenceParallel::whole(const at::Tensor& tensor) { return impl_->whole(tensor); }
 
 }  // namespace trireme

@@ -50,11 +50,6 @@ class TokenPass : public Pass {
   bool has_cut() const { return has_cut_; }
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
   void speak_of_wholes() { speaks_of_wholes_ = true; }
-  /// Whether all ranks of the group cut the same batch: a small gather.
-  ///
-  /// Throws    StateError on every rank: sizes or ids differ.
-  void check_same_batch(const SequenceInputs& whole);
-
   /// From now on `part` is cut so.
   void mark(const at::Tensor& part, const Sharding& sharding);
 

@@ -16,6 +16,7 @@
 
 #include "trireme/activations/call_arguments.h"
 #include "trireme/activations/call_key.h"
+#include "trireme/activations/cut_activations.h"
 #include "trireme/activations/decide.h"
 #include "trireme/activations/exchanges.h"
 #include "trireme/activations/part_tensor.h"
@@ -64,6 +65,8 @@ class AxisPolicy {
   virtual at::Tensor summed_product(AxisPass& pass, const OperatorCall& call, Next next);
   /// The cut of a sum of which each rank is to get a part; nothing: each gets all of it.
   virtual std::optional<Cut> scattered(const OperatorCall& call, const at::Tensor& part);
+  /// Whether ranks add up in float64.
+  virtual bool sums_in_double() const { return false; }
   /// Whether sizes that a program computes with may be those of a part.
   virtual bool may_read_parts() const { return false; }
   /// "tensor parallelism".
@@ -94,7 +97,7 @@ class AxisPass : public Pass {
 
   /// From now on results that are cut are PartTensors: a program reads the whole's sizes, in backward too, and gives
   /// them. Tensors that it declares by add() stay as they are.
-  void give_parts() { gives_parts_ = true; }
+  void give_parts(bool gives_parts = true) { gives_parts_ = gives_parts; }
   void add(const at::Tensor& tensor, PlacedTensor known) { table_.add(tensor, std::move(known)); }
   /// Null where nothing is known of `tensor`, or on another thread than this pass's.
   std::shared_ptr<const PlacedTensor> find(const at::Tensor& tensor);
@@ -102,6 +105,12 @@ class AxisPass : public Pass {
   /// parts.
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
   void forget_entered() { entered_.clear(); }
+
+  // As CutActivations says.
+  SentTensor sent(const at::Tensor& tensor);
+  at::Tensor taken(const at::Tensor& tensor, const std::string& cut);
+  /// The whole of a part, detached; a tensor that is none. Collective.
+  at::Tensor whole_tensor(const at::Tensor& tensor);
 
   // Parts of policies.
   const AxisGrid& grid() const { return grid_; }
@@ -116,6 +125,8 @@ class AxisPass : public Pass {
   /// `tensor`, which every rank has, for use beside parts along an axis.
   at::Tensor enter(const at::Tensor& tensor, int axis);
   at::Tensor whole(const PlacedArgument& one);
+  /// `local`, this rank's part by `placement`, as programs get it.
+  at::Tensor as_part(const at::Tensor& local, const std::shared_ptr<const Placement>& placement);
   void run_whole(OperatorCall& call, Next next, const PlacedArguments& found);
   [[noreturn]] void refuse(const OperatorCall& call, const at::Tensor& tensor, const std::string& reason,
                            const std::string& fix);
@@ -125,7 +136,15 @@ class AxisPass : public Pass {
   static Operands operands_of(const OperatorCall& call, const PlacedArguments& found);
   PlacedArguments find_arguments(OperatorCall& call);
   void share_elements(OperatorCall& call, Next next, PlacedArguments& found);
+  bool realises(const OperatorCall& call);
+  void realise(OperatorCall& call, Next next, PlacedArguments& found);
   void run_found(OperatorCall& call, Next next, PlacedArguments found);
+
+  // selections.cpp
+  class Selection;
+  bool run_selection(OperatorCall& call, Next next, const PlacedArguments& found);
+  static bool goes_by_mask(const OperatorCall& call);
+
   void check_count(const OperatorCall& call, size_t index, const PlacedTensor& sum) const;
 
   // axis_rows.cpp
@@ -137,7 +156,9 @@ class AxisPass : public Pass {
   };
   struct Decided;
   void run_row(OperatorCall& call, Next next, const Meaning& meaning, const PlacedArguments& found);
+  void run_held_whole(OperatorCall& call, Next next, const PlacedArguments& found);
 
+  std::shared_ptr<const PartOf> part_of(std::vector<int64_t> sizes, const std::shared_ptr<const Placement>& placement);
   at::Tensor gather(const at::Tensor& part, const Cut& cut, bool enters);
   template <class Make>
   at::Tensor entered_once(const at::Tensor& tensor, int axis, const Make& make);
@@ -163,6 +184,7 @@ class AxisPass : public Pass {
   OperatorRules rules_;
   OperatorRows rows_;
   std::vector<Entered> entered_;  // the last ones
+  std::vector<std::shared_ptr<const PartOf>> parts_;  // of as_part(), the last ones
   bool gives_parts_ = false;
   InterceptScope scope_;
 };

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,9 +15,16 @@
 
 namespace trireme {
 
+/// The memory of a tensor that is cut.
+enum class Held : uint8_t {
+  kPart,   ///< this rank's elements
+  kWhole,  ///< all elements on every rank, until an operator computes with them: inputs of a batch
+};
+
 /// The facts that are known of a tensor.
 struct PlacedTensor {
   std::shared_ptr<const Placement> placement = nullptr;  ///< null: it is not cut
+  Held held = Held::kPart;
   std::string parameter = {};                            ///< its name; "": it is computed
   /// A parameter whose layer gives whole outputs.
   bool gathers_output = false;
@@ -31,6 +39,9 @@ struct PlacedTensor {
 
   bool is_cut() const { return placement != nullptr; }
 };
+
+/// A part that is cut so.
+std::shared_ptr<const PlacedTensor> part_by(std::shared_ptr<const Placement> placement);
 
 /// A tensor is known by its storage and its place in it: offset, sizes and strides. Views are added one by one. Two
 /// that look alike and mean different dims, such as one head of a batch and the batch of one head, are told apart as

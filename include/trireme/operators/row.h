@@ -160,6 +160,8 @@ struct OperatorRow {
   /// of which `local.row` is the row.
   void (*localise)(const RowCall& call, const LocalRow& local, LocalCall& here) = nullptr;
   const char* family = "";
+  /// Computes activations from what may come with a batch: products, norms, lookups in a table, attention.
+  bool makes_activations = false;
 };
 
 /// Whether a call writes a tensor of which its schema says nothing: the running statistics of a norm that is trained.

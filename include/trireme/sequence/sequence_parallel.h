@@ -93,8 +93,9 @@ class [[nodiscard]] SequenceParallel final : public CutActivations {
   /// Cost      an all-gather of the tokens, as many from each rank as the longest part has.
   at::Tensor whole(const at::Tensor& tensor) override;
 
- private:
   class Impl;
+
+ private:
   std::unique_ptr<Impl> impl_;
 };
 
