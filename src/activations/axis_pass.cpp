@@ -97,22 +97,66 @@ void AxisPass::run(OperatorCall& call, Next next) {
   PlacedArguments found = find_arguments(call);
   if (found.empty()) return next(call);
   running_ = call.op.schema().name();
-  const auto is_whole = [](const PlacedArgument& one) { return one.known->held == Held::kWhole; };
-  if (std::ranges::all_of(found, is_whole)) {
-    if (!realises(call)) return run_held_whole(call, next, found);
-    realise(call, next, found);
-  } else {
-    std::erase_if(found, is_whole);
-  }
   for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) {
     if (has_tangent(tensor))
       refuse(call, found[0].tensor, "gets a tangent of forward-mode differentiation (jvp()) beside a part",
              "take the derivative by backward(), or of a module before initialize()");
   });
-  if (!has_part) return run_found(call, next, std::move(found));
+  if (!has_part) return run_placed(call, next, std::move(found));
   const PlacedArguments given = found;
-  run_found(call, next, std::move(found));
+  run_placed(call, next, std::move(found));
   give_back(call, given);
+}
+
+/// By what this rank holds of its arguments.
+void AxisPass::run_placed(OperatorCall& call, Next next, PlacedArguments found) {
+  const auto is_held = [](Held held) { return [held](const PlacedArgument& one) { return one.known->held == held; }; };
+  if (std::ranges::any_of(found, is_held(Held::kWithin)) && run_within(call, next, found)) return;
+  if (!std::ranges::all_of(found, is_held(Held::kWhole)))
+    std::erase_if(found, is_held(Held::kWhole));
+  else if (!realises(call))
+    return run_held_whole(call, next, found);
+  else
+    realise(call, next, found);
+  run_found(call, next, std::move(found));
+}
+
+/// Views of a tensor that is right within this rank's part are so, too; other operators get the part.
+bool AxisPass::run_within(OperatorCall& call, Next next, PlacedArguments& found) {
+  if (found.size() == 1 && gives_views(call)) {
+    run_held_whole(call, next, found);
+    return true;
+  }
+  const at::Tensor written = writes_first(call) ? call.arguments()[0].toTensor() : at::Tensor();
+  const bool is_written = written.defined() && found[0].index == 0 && found[0].known->held == Held::kWithin;
+  std::vector<at::Tensor> tensors = tensors_among(call.arguments());
+  const Operands operands = operands_of(call, found);
+  PlacedArguments parts;
+  next.run(call, [&] {
+    for (size_t i = 0; i < operands.size(); ++i) {
+      if (operands[i].found == nullptr) continue;
+      parts.push_back(*operands[i].found);
+      if (parts.back().known->held != Held::kWithin) continue;
+      const std::shared_ptr<const Placement> placement = parts.back().known->placement;
+      for (const Cut& cut : placement->at(position_))
+        tensors[i] = slice_of(tensors[i], cut, grid_.rank(position_, cut.axis));
+      parts.back() = {operands[i].index, tensors[i], part_by(placement)};
+    }
+  });
+  const std::vector<c10::IValue> arguments = with_tensors(call.arguments().vec(), tensors);
+  for (size_t i = 0; i < arguments.size(); ++i) argument(call, i) = arguments[i];
+  run_placed(call, next, std::move(parts));
+  if (is_written) call.stack.back() = written;
+  return true;
+}
+
+/// Whether a rank's part is a view of the whole.
+bool AxisPass::may_hold_within(const Placement& placement) const {
+  return std::ranges::all_of(placement.at(position_), [&](const Cut& cut) {
+    bool is_view = cut.outer == 1 && axes_[static_cast<size_t>(cut.axis)].policy->writes_within();
+    for (int rank = 0; rank < cut.ranges->ranks(); ++rank) is_view = is_view && cut.ranges->of_rank(rank).size() == 1;
+    return is_view;
+  });
 }
 
 std::shared_ptr<const PlacedTensor> AxisPass::find(const at::Tensor& tensor) {
@@ -123,6 +167,7 @@ std::shared_ptr<const PlacedTensor> AxisPass::find(const at::Tensor& tensor) {
 /// From then on the arguments of `call` are local tensors.
 PlacedArguments AxisPass::find_arguments(OperatorCall& call) {
   PlacedArguments found;
+  bool is_transformed = false;  // some tensor is one of torch.func's
   for (size_t i = 0; i < call.traits.arguments; ++i) {
     bool has_part = false;
     for_each_tensor(call.arguments().slice(i, 1), [&](const at::Tensor& tensor) {
@@ -137,11 +182,13 @@ PlacedArguments AxisPass::find_arguments(OperatorCall& call) {
       }
       const bool is_hidden = !tensor.unsafeGetTensorImpl()->unsafe_storage();
       const at::Tensor& inner = is_hidden ? under_transforms(tensor) : tensor;
+      is_transformed = is_transformed || !inner.is_same(tensor);
       auto known = table_.find(inner);
       if (!known) return;
-      if (is_hidden && !inner.is_same(tensor) && !known->is_copy)
-        refuse(call, inner, "is inside of torch.func's vmap() or grad(), and works on a part",
-               "write the batch dim out, and call backward()");
+      if (!inner.is_same(tensor)) {
+        if (known->held == Held::kWhole) return;
+        if (!known->is_copy) refuse_transform(call, inner);
+      }
       if (known->is_unknown)
         refuse(call, tensor, "gets a view whose dims are not known",
                torch::autograd::get_current_graph_task_id() == -1
@@ -166,7 +213,15 @@ PlacedArguments AxisPass::find_arguments(OperatorCall& call) {
       if (tensor.defined() && PartTensor::of(tensor) != nullptr) tensor = PartTensor::of(tensor)->local();
     value = with_tensors({value}, tensors)[0];
   }
+  if (!is_transformed) return found;
+  std::erase_if(found, [](const PlacedArgument& one) { return one.known->held == Held::kWhole; });
+  if (!found.empty()) refuse_transform(call, found[0].tensor);
   return found;
+}
+
+void AxisPass::refuse_transform(const OperatorCall& call, const at::Tensor& part) {
+  refuse(call, part, "is inside of torch.func's vmap() or grad(), and works on a part",
+         "write the batch dim out, and call backward()");
 }
 
 /// Whether a call whose arguments are all held whole computes on parts from here on: it makes activations.
@@ -190,7 +245,7 @@ void AxisPass::realise(OperatorCall& call, Next next, PlacedArguments& found) {
       const std::shared_ptr<const Placement>& placement = operands[i].found->known->placement;
       at::Tensor part = operands[i].tensor;
       for (const Cut& cut : placement->at(position_)) part = slice_of(part, cut, grid_.rank(position_, cut.axis));
-      tensors[i] = operands[i].tensor.is_contiguous() ? part.contiguous() : part;
+      tensors[i] = gives_views(call) ? part.clone() : operands[i].tensor.is_contiguous() ? part.contiguous() : part;
       parts.push_back({operands[i].index, tensors[i], part_by(placement)});
     }
   });
@@ -292,7 +347,8 @@ std::vector<int64_t> AxisPass::whole_sizes_of(const PlacedArgument& one) const {
 std::optional<std::vector<int64_t>> AxisPass::whole_sizes(const at::Tensor& tensor) {
   if (torch::autograd::get_current_graph_task_id() != -1 && !at::GradMode::is_enabled()) return {};
   auto known = find(tensor);
-  if (!known || !known->is_cut() || PartTensor::of(tensor) != nullptr) return {};
+  if (!known || !known->is_cut() || known->held == Held::kWhole || PartTensor::of(tensor) != nullptr) return {};
+  if (known->held == Held::kWithin) return tensor.sizes().vec();
   return whole_sizes_of({0, tensor, std::move(known)});
 }
 

@@ -84,7 +84,7 @@ Operands AxisPass::operands_of(const OperatorCall& call, const PlacedArguments& 
 
 /// The decision about a call, alike for all that differ in their tensors' values alone.
 struct AxisPass::Decided {
-  enum class Way : uint8_t { kByRow, kWhole, kNewSizes };
+  enum class Way : uint8_t { kByRow, kWhole, kWithin, kNewSizes };
   Row row = {};
   Decision decision = {};
   std::optional<RowCall> of_wholes = {};
@@ -96,6 +96,7 @@ struct AxisPass::Decided {
   std::vector<std::pair<size_t, c10::IValue>> plain = {};      ///< arguments that mean something else here
   std::vector<std::vector<int>> entered = {};                  ///< by operand: axes along which it enters as a whole
   std::vector<std::shared_ptr<const Placement>> results = {};  ///< null: whole
+  std::shared_ptr<const Placement> within = nullptr;           ///< kWithin: of what is written, whole until then
   std::vector<std::shared_ptr<const PartOf>> parts = {};       ///< of results, as they were last
   std::vector<std::shared_ptr<const Placement>> kept = {};     ///< what the key names by address; so the next one
   std::shared_ptr<const OwnRow> own = {};
@@ -112,6 +113,7 @@ class RowRun {
   void run_held_whole();
 
  private:
+  void run_within(const Decided& made, PlacedArguments found);
   struct Joined {
     at::Tensor tensor;
     std::shared_ptr<const Placement> placement;  ///< null: whole
@@ -155,18 +157,39 @@ void AxisPass::run_held_whole(OperatorCall& call, Next next, const PlacedArgumen
 void RowRun::run_held_whole() {
   const std::shared_ptr<Decided> made = decided();
   next_(call_);
-  if (made->way == Decided::Way::kWhole) return;
+  const Held held = operands_[0].found != nullptr ? operands_[0].found->known->held : Held::kWhole;
+  const bool is_known = made->way != Decided::Way::kWhole && !made->results.empty();
   const std::vector<at::Tensor> results = tensors_among(call_.results());
-  for (size_t i = 0; i < results.size(); ++i)
-    if (const auto& placement = made->results[std::min(i, made->results.size() - 1)];
-        placement != nullptr && results[i].defined())
-      pass_.table_.add(results[i], {.placement = placement, .held = Held::kWhole});
+  for (size_t i = 0; i < results.size(); ++i) {
+    const auto placement = is_known ? made->results[std::min(i, made->results.size() - 1)] : nullptr;
+    if (placement == nullptr && held == Held::kWithin)
+      pass_.refuse(call_, operands_[0].tensor, "takes a view across parts of a tensor that was written by parts",
+                   "make it by torch.where(), or write whole tensors");
+    if (placement != nullptr && results[i].defined())
+      pass_.table_.add(results[i], {.placement = placement, .held = held});
+  }
+}
+
+/// Into this rank's part of a tensor that all ranks have.
+void RowRun::run_within(const Decided& made, PlacedArguments found) {
+  const at::Tensor written = operands_[0].tensor;
+  at::Tensor own = written;
+  next_.run(call_, [&] {
+    for (const Cut& cut : made.within->at(pass_.position_))
+      own = slice_of(own, cut, pass_.grid_.rank(pass_.position_, cut.axis));
+  });
+  argument(call_, 0) = own;
+  found.insert(found.begin(), {0, own, part_by(made.within)});
+  pass_.run_row(call_, next_, meaning_, found);
+  call_.stack.back() = written;
+  pass_.table_.hold_within(written, made.within);
 }
 
 void RowRun::run(const PlacedArguments& found) {
   // The decision is kept while the operator runs, which may run others.
   const std::shared_ptr<Decided> made = decided();
   if (made->way == Decided::Way::kWhole) return pass_.run_whole(call_, next_, found);
+  if (made->way == Decided::Way::kWithin) return run_within(*made, found);
   if (made->way == Decided::Way::kNewSizes)
     pass_.refuse(call_, found[0].tensor, "changes the sizes in place of", "use the operator without _");
   LocalCall here;
@@ -272,11 +295,17 @@ void RowRun::decide_on(Decided& made, bool asks_gradient) {
   for (size_t i = 0; i < operands_.size() && made.way == Decided::Way::kByRow; ++i) {
     const bool writes_statistics = trireme::writes_statistics(*made.of_wholes, i);
     if (!operands_[i].is_written && !writes_statistics) continue;
-    if (!(decision.arguments[i] == placements[i]))
+    if (!(decision.arguments[i] == placements[i])) {
       made.way = Decided::Way::kWhole;
-    else if (writes_statistics)
-      continue;
-    else if (!(decision.results[0] == placements[i]) ||
+      const bool is_within = i == 0 && writes_first(call_) && operands_[0].found == nullptr &&
+                             decision.results.size() == 1 && decision.results[0] == decision.arguments[0];
+      if (!is_within || !pass_.may_hold_within(decision.arguments[0])) continue;
+      made.way = Decided::Way::kWithin;
+      made.within = std::make_shared<const Placement>(decision.arguments[0]);
+      return;
+    }
+    if (writes_statistics) continue;
+    if (!(decision.results[0] == placements[i]) ||
              made.row.sizes_of(made.row.results[0]) != made.row.sizes_of(made.row.arguments[i]))
       made.way = Decided::Way::kNewSizes;
   }
@@ -499,10 +528,13 @@ at::Tensor RowRun::placed(const Operand& one, const Placement& wanted, const std
       tensor = pass_.gather(tensor, last, std::ranges::find(entered, last.axis) != entered.end());
     }
   }
+  const bool is_taken = at < to.size();
   for (; at < to.size(); ++at)
     tensor = slice_of(pass_.enter(tensor, to[at].axis), to[at], pass_.grid_.rank(pass_.position_, to[at].axis));
   // A part of what is dense lies between other parts; views and some kernels count on a dense one.
   if (one.tensor.is_contiguous()) tensor = tensor.contiguous();
+  // A view of this rank's part of what all ranks have is no view of that.
+  if (is_taken && AxisPass::gives_views(call_)) tensor = tensor.clone();
   for (const int axis : entered) {
     const bool was_gathered = one.found != nullptr && one.found->known->placement->is_cut_along(axis);
     if (!was_gathered) tensor = pass_.enter(tensor, axis);

@@ -10,6 +10,11 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
+const std::shared_ptr<const PlacedTensor>& unknown() {
+  static const auto known = std::make_shared<const PlacedTensor>(PlacedTensor{.is_unknown = true});
+  return known;
+}
+
 bool is_same(const PlacedTensor& one, const PlacedTensor& other) {
   if (!one.is_cut() || !other.is_cut() || one.held != other.held) return one.is_cut() == other.is_cut();
   return one.placement == other.placement || *one.placement == *other.placement;
@@ -46,8 +51,28 @@ std::shared_ptr<const PlacedTensor> PlacementTable::find(const at::Tensor& tenso
   if (found != nullptr && is_unique) return found->known;
   if (!views->empty() && !views->front().known->is_cut()) return views->front().known;
   if (!views->empty() && views->front().known->held == Held::kWhole) return {};  // as whole as any other tensor
-  static const auto unknown = std::make_shared<const PlacedTensor>(PlacedTensor{.is_unknown = true});
-  return unknown;
+  if (!views->empty() && views->front().known->held == Held::kWithin) return views->front().derived(tensor);
+  return unknown();
+}
+
+/// Another view of a storage that is right within a part: it has the dim that is cut, or is not known.
+std::shared_ptr<const PlacedTensor> PlacementTable::View::derived(const at::Tensor& other) const {
+  Placement placement = *known->placement;
+  for (Placement::Cuts& cuts : placement)
+    for (Cut& cut : cuts) {
+      const int64_t stride = strides[static_cast<size_t>(cut.dim)];
+      int64_t dim = 0;
+      while (dim < other.dim() && (other.stride(dim) != stride || other.size(dim) != cut.whole())) ++dim;
+      if (dim == other.dim()) return unknown();
+      cut.dim = dim;
+    }
+  return std::make_shared<const PlacedTensor>(
+      PlacedTensor{.placement = std::make_shared<const Placement>(std::move(placement)), .held = Held::kWithin});
+}
+
+void PlacementTable::hold_within(const at::Tensor& tensor, std::shared_ptr<const Placement> placement) {
+  if (std::vector<View>* const views = storages_.find(storage_of(tensor))) views->clear();
+  add(tensor, {.placement = std::move(placement), .held = Held::kWithin});
 }
 
 void PlacementTable::add(const at::Tensor& tensor, PlacedTensor known) {

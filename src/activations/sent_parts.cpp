@@ -87,6 +87,9 @@ SentTensor AxisPass::sent(const at::Tensor& tensor) {
     throw StateError(str("pipeline: a stage hands on ", tensor.sizes(), ", a view of a part, whose dims are not known; "
                          "make views by libtorch's operators"));
   if (!known->is_cut()) return {tensor};
+  if (known->held == Held::kWithin)
+    throw StateError(str("pipeline: a stage hands on ", tensor.sizes(), ", written at this rank's part alone; write by "
+                         "torch.where() instead, or into a part"));
   return {placed_argument(tensor, known).tensor, CutText::of(*known, grid_.positions())};
 }
 
@@ -108,7 +111,11 @@ at::Tensor AxisPass::whole_tensor(const at::Tensor& tensor) {
   if (!known || !known->is_cut() || known->held == Held::kWhole) return tensor;
   const WithoutInterception own_operators;
   const at::NoGradGuard no_grad;
-  return whole(placed_argument(tensor, known));
+  PlacedArgument one = placed_argument(tensor, known);
+  if (known->held == Held::kWithin)
+    for (const Cut& cut : known->placement->at(position_))
+      one.tensor = slice_of(one.tensor, cut, grid_.rank(position_, cut.axis));
+  return whole(one);
 }
 
 }  // namespace trireme

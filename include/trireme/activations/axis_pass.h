@@ -65,6 +65,9 @@ class AxisPolicy {
   virtual at::Tensor summed_product(AxisPass& pass, const OperatorCall& call, Next next);
   /// The cut of a sum of which each rank is to get a part; nothing: each gets all of it.
   virtual std::optional<Cut> scattered(const OperatorCall& call, const at::Tensor& part);
+  /// Whether a part that is written into a tensor that every rank has stays where it is, so that of it only this rank's
+  /// part is right; otherwise all of it is gathered and written.
+  virtual bool writes_within() const { return false; }
   /// Whether ranks add up in float64.
   virtual bool sums_in_double() const { return false; }
   /// Whether sizes that a program computes with may be those of a part.
@@ -135,7 +138,11 @@ class AxisPass : public Pass {
   static bool gives_views(const OperatorCall& call);
   static Operands operands_of(const OperatorCall& call, const PlacedArguments& found);
   PlacedArguments find_arguments(OperatorCall& call);
+  [[noreturn]] void refuse_transform(const OperatorCall& call, const at::Tensor& part);
   void share_elements(OperatorCall& call, Next next, PlacedArguments& found);
+  void run_placed(OperatorCall& call, Next next, PlacedArguments found);
+  bool run_within(OperatorCall& call, Next next, PlacedArguments& found);
+  bool may_hold_within(const Placement& placement) const;
   bool realises(const OperatorCall& call);
   void realise(OperatorCall& call, Next next, PlacedArguments& found);
   void run_found(OperatorCall& call, Next next, PlacedArguments found);

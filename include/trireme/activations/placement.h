@@ -104,6 +104,8 @@ class Placement {
   explicit Placement(int positions) : cuts_(positions) {}
   const Cuts& at(int position) const { return cuts_[position]; }
   Cuts& at(int position) { return cuts_[position]; }
+  auto begin() { return cuts_.begin(); }
+  auto end() { return cuts_.end(); }
   bool is_cut_along(int axis) const;
   bool operator==(const Placement&) const = default;
 

@@ -19,6 +19,7 @@ namespace trireme {
 enum class Held : uint8_t {
   kPart,   ///< this rank's elements
   kWhole,  ///< all elements on every rank, until an operator computes with them: inputs of a batch
+  kWithin,  ///< memory for all elements, of which this rank's are right: a part was written into a tensor of the program
 };
 
 /// The facts that are known of a tensor.
@@ -52,6 +53,9 @@ class PlacementTable {
   /// Null: it is not known.
   std::shared_ptr<const PlacedTensor> find(const at::Tensor& tensor);
   void add(const at::Tensor& tensor, PlacedTensor known);
+  /// From now on `tensor`, and each view of its storage that has the dim that is cut, is right at this rank's part
+  /// alone.
+  void hold_within(const at::Tensor& tensor, std::shared_ptr<const Placement> placement);
 
  private:
   struct View {
@@ -62,6 +66,7 @@ class PlacementTable {
 
     bool looks_like(const at::Tensor& other) const;
     bool is(const at::Tensor& other) const;
+    std::shared_ptr<const PlacedTensor> derived(const at::Tensor& other) const;
   };
   StorageTable<std::vector<View>> storages_;
 };
