@@ -13,7 +13,7 @@
 namespace trireme {
 namespace {
 
-constexpr size_t kMostEntered = 4;
+constexpr size_t kMostEntered = 4, kMostKept = 256;
 
 bool asks_gradient(const at::Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
 
@@ -322,7 +322,7 @@ const Cut* AxisPass::cut_of(const PlacedTensor& known, int axis) const {
   return found != cuts.end() ? found : nullptr;
 }
 
-PlacedTensor AxisPass::with_cut(const PlacedTensor& known, const Cut& cut) const {
+PlacedTensor AxisPass::with_cut(const PlacedTensor& known, const Cut& cut) {
   Placement placement = known.placement != nullptr ? *known.placement : Placement(grid_.positions());
   for (int position = 0; position < grid_.positions(); ++position) {
     Placement::Cuts& cuts = placement.at(position);
@@ -333,8 +333,15 @@ PlacedTensor AxisPass::with_cut(const PlacedTensor& known, const Cut& cut) const
       cuts.insert(at, cut);
   }
   PlacedTensor made = known;
-  made.placement = std::make_shared<const Placement>(std::move(placement));
+  made.placement = kept(std::move(placement));
   return made;
+}
+
+std::shared_ptr<const Placement> AxisPass::kept(Placement placement) {
+  for (const std::shared_ptr<const Placement>& one : placements_)
+    if (*one == placement) return one;
+  if (placements_.size() >= kMostKept) placements_.erase(placements_.begin());
+  return placements_.emplace_back(std::make_shared<const Placement>(std::move(placement)));
 }
 
 std::vector<int64_t> AxisPass::whole_sizes_of(const PlacedArgument& one) const {
@@ -391,10 +398,9 @@ at::Tensor AxisPass::as_part(const at::Tensor& local, const std::shared_ptr<cons
 /// The facts of a part: the same object for like ones, by which decisions are kept.
 std::shared_ptr<const PartOf> AxisPass::part_of(std::vector<int64_t> sizes,
                                                 const std::shared_ptr<const Placement>& placement) {
-  constexpr size_t kMostParts = 256;
   for (const std::shared_ptr<const PartOf>& one : parts_)
     if (one->sizes == sizes && one->placement == *placement) return one;
-  if (parts_.size() >= kMostParts) parts_.erase(parts_.begin());
+  if (parts_.size() >= kMostKept) parts_.erase(parts_.begin());
   return parts_.emplace_back(std::make_shared<const PartOf>(std::move(sizes), *placement));
 }
 

@@ -315,7 +315,7 @@ void RowRun::decide_on(Decided& made, bool asks_gradient) {
     if (!operands_[i].tensor.defined() || operands_[i].is_written) continue;
     const bool is_term = static_cast<int>(i) == made.term;
     for (const int axis : decision.divided)
-      if (!decision.arguments[i].is_cut_along(axis) && (!is_term || decision.results[0].is_cut_along(axis)))
+      if (pass_.exchanges(axis).law() == GradientLaw::kWhole && !decision.arguments[i].is_cut_along(axis) && (!is_term || decision.results[0].is_cut_along(axis)))
         entered.push_back(axis);
     const bool is_moved = !(decision.arguments[i] == placements[i]);
     made.has_moves = made.has_moves || !entered.empty() || is_moved;

@@ -146,7 +146,7 @@ class AxisPass::Selection {
 
   /// How the result is cut, of which dim `first` has what was taken in place of `count` dims.
   std::shared_ptr<const Placement> placement_by(const Cut& cut, const std::shared_ptr<const Ranges>& taken,
-                                                int64_t first, int64_t count) const {
+                                                int64_t first, int64_t count) {
     Placement placement(pass_.grid_.positions());
     for (int position = 0; position < pass_.grid_.positions(); ++position)
       for (const Cut& one : self_->known->placement->at(position)) {
@@ -157,7 +157,7 @@ class AxisPass::Selection {
           made.dim += 1 - count;
         placement.at(position).push_back(made);
       }
-    return std::make_shared<const Placement>(std::move(placement));
+    return pass_.kept(std::move(placement));
   }
 
   at::Tensor whole_of(const at::Tensor& mask) {

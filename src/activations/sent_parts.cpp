@@ -101,6 +101,7 @@ at::Tensor AxisPass::taken(const at::Tensor& tensor, const std::string& cut) {
     const int64_t here = known.held == Held::kWhole ? one.whole() : one.local(grid_.rank(position_, one.axis));
     if (numel > 0 && tensor.size(one.dim) != here) CutText::fail();
   }
+  known.placement = kept(*known.placement);
   if (known.held == Held::kPart) return as_part(tensor, known.placement);
   table_.add(tensor, std::move(known));
   return tensor;

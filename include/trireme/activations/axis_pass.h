@@ -123,7 +123,9 @@ class AxisPass : public Pass {
   /// This rank's cut of a part along an axis; null: it is not cut along it.
   const Cut* cut_of(const PlacedTensor& known, int axis) const;
   /// `known`, cut by `cut` along its axis in place of what it was.
-  PlacedTensor with_cut(const PlacedTensor& known, const Cut& cut) const;
+  PlacedTensor with_cut(const PlacedTensor& known, const Cut& cut);
+  /// The same object for like placements, since decisions are kept by it.
+  std::shared_ptr<const Placement> kept(Placement placement);
   std::vector<int64_t> whole_sizes_of(const PlacedArgument& one) const;
   /// `tensor`, which every rank has, for use beside parts along an axis.
   at::Tensor enter(const at::Tensor& tensor, int axis);
@@ -191,7 +193,9 @@ class AxisPass : public Pass {
   OperatorRules rules_;
   OperatorRows rows_;
   std::vector<Entered> entered_;  // the last ones
-  std::vector<std::shared_ptr<const PartOf>> parts_;  // of as_part(), the last ones
+  // The last ones that did not come from a decision.
+  std::vector<std::shared_ptr<const Placement>> placements_;
+  std::vector<std::shared_ptr<const PartOf>> parts_;
   bool gives_parts_ = false;
   InterceptScope scope_;
 };
