@@ -105,6 +105,8 @@ class Placement {
   const Cuts& at(int position) const { return cuts_[position]; }
   Cuts& at(int position) { return cuts_[position]; }
   bool is_cut_along(int axis) const;
+  /// Whether some ranks have the same elements by a cut.
+  bool overlaps() const;
   bool operator==(const Placement&) const = default;
 
  private:
