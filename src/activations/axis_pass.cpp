@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/intercept/program.h"
 #include "trireme/intercept/transforms.h"
 
 namespace trireme {
@@ -90,9 +91,10 @@ AxisPass::AxisPass(PassOrder order, std::vector<PassAxis> axes)
 AxisPass::~AxisPass() { RankContext::of_this_thread().streams().set_slice(0); }
 
 void AxisPass::run(OperatorCall& call, Next next) {
-  const bool is_forward = torch::autograd::get_current_graph_task_id() == -1 || at::GradMode::is_enabled();
   // libtorch's own nodes get local tensors alone, so a part among the arguments is a program's, in backward too.
   const bool has_part = gives_parts_ && has_parts(call);
+  const bool is_forward = torch::autograd::get_current_graph_task_id() == -1 || at::GradMode::is_enabled() ||
+                          (gives_parts_ && !has_part && program_runs_in_backward());
   if (!has_part && (!is_forward || table_.is_empty())) return next(call);
   PlacedArguments found = find_arguments(call);
   if (found.empty()) return next(call);
@@ -157,6 +159,16 @@ bool AxisPass::may_hold_within(const Placement& placement) const {
     for (int rank = 0; rank < cut.ranges->ranks(); ++rank) is_view = is_view && cut.ranges->of_rank(rank).size() == 1;
     return is_view;
   });
+}
+
+void AxisPass::add(const at::Tensor& tensor, PlacedTensor known) {
+  if (gives_parts_ && known.is_cut() && known.held == Held::kPart && tensor.is_leaf())
+    slices_.add(tensor,
+                {.sizes = whole_sizes_of({0, tensor, std::make_shared<const PlacedTensor>(known)}),
+                 .placement = *known.placement,
+                 .is_of_parameter = known.is_parameter},
+                known.parameter);
+  table_.add(tensor, std::move(known));
 }
 
 std::shared_ptr<const PlacedTensor> AxisPass::find(const at::Tensor& tensor) {

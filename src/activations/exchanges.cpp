@@ -20,6 +20,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
+#include "trireme/intercept/program.h"
 
 namespace trireme {
 namespace {
@@ -174,6 +175,7 @@ struct SummedProduct : Function<SummedProduct> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_graph(*saved(context));
     const variable_list factors = context->get_saved_variables();
+    const ProgramScope local(ProgramScope::Whose::kOurs);
     const at::Tensor &left = factors[0], &right = factors[1], &gradient = gradients[0];
     const bool is_weight = context->saved_data["is_weight"].toBool();
     at::Tensor of_left, of_right;

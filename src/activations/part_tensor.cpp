@@ -3,7 +3,6 @@
 #include <ATen/TensorGeometry.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/Type.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -12,10 +11,12 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <numeric>
 #include <string>
 #include <typeinfo>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -24,6 +25,7 @@
 #include "trireme/base/torch/engine.h"
 #include "trireme/base/torch/variable_hooks.h"
 #include "trireme/intercept.h"
+#include "trireme/intercept/program.h"
 #include "trireme/intercept/transforms.h"
 
 namespace trireme {
@@ -52,11 +54,16 @@ at::Tensor as_part(const at::Tensor& gradient, const Known& of) {
   return !gradient.defined() || PartTensor::of(gradient) != nullptr ? gradient : PartTensor::wrap(gradient, of);
 }
 
-/// From a program's function or its call of backward to what operators have recorded.
+/// From a program's function or its call of backward to what operators have recorded. `slice` is the name of a plain
+/// leaf, of which grad() gives plain gradients; "": a part is told.
 class LocalGradient final : public Node {
  public:
-  LocalGradient(Known of, const at::Tensor& local, Edge edge)
-      : of_(std::move(of)), local_sizes_(local.sizes().vec()), context_(RankContext::current()) {
+  LocalGradient(Known of, const at::Tensor& local, Edge edge, std::string slice = {}, bool is_plain = false)
+      : of_(std::move(of)),
+        local_sizes_(local.sizes().vec()),
+        context_(RankContext::current()),
+        slice_(std::move(slice)),
+        is_plain_(is_plain) {
     add_next_edge(std::move(edge));
     const auto sizes = c10::fromIntArrayRefSlow(of_->sizes);
     add_input_metadata(local.options(), sizes, /*is_tensor_subclass=*/false, /*is_nested=*/false, local.scalar_type());
@@ -70,10 +77,17 @@ class LocalGradient final : public Node {
   }
   variable_list apply(variable_list&& gradients) override {
     refuse_gradients_of_gradients();
+    if (is_plain_ && gradients[0].defined()) check_shares();
     return {local_gradient(gradients[0], of_, local_sizes_)};
   }
   std::string name() const override { return "TriremeLocalGradient"; }
   const Known& known() const { return of_; }
+  bool is_plain() const { return is_plain_; }
+  /// Whether `gradient`, where a backward pass begins, is of the plain leaf itself.
+  bool is_own(const at::Tensor& gradient) const {
+    return is_plain_ && gradient.defined() && PartTensor::of(gradient) == nullptr &&
+           gradient.sizes() == at::IntArrayRef(local_sizes_);
+  }
 
   /// Throws: a program has put a hook on the node that it was told, which gradients of operators do not pass.
   static void refuse_hooks() {
@@ -86,6 +100,12 @@ class LocalGradient final : public Node {
   }
 
  private:
+  /// The gradients that operators give of elements which several ranks have are of each rank's own use.
+  void check_shares() const {
+    if (of_->placement.overlaps())
+      refuse(str("a program's own function takes \"", slice_,
+                 "\" itself, of which ranks share elements; give it what an operator has computed, such as clone()"));
+  }
   bool has_hooks() { return !pre_hooks().empty() || !post_hooks().empty() || !tensor_pre_hooks().empty(); }
   static std::mutex& mutex() {
     static auto* const one = new std::mutex;  // autograd's threads may outlive every static object
@@ -100,6 +120,8 @@ class LocalGradient final : public Node {
   const Known of_;
   const std::vector<int64_t> local_sizes_;
   const RankContext* const context_;
+  const std::string slice_;
+  const bool is_plain_;
 };
 thread_local bool LocalGradient::died_with_hooks = false;
 
@@ -193,12 +215,6 @@ class KeptGradient final : public torch::autograd::FunctionPreHook {
   const uint32_t output_;
 };
 
-/// Functions that a program writes, as libtorch makes nodes of them in C++ and Python.
-bool is_function_of_program(const Node& node) {
-  const std::string name = c10::demangle(typeid(node).name());
-  return name.starts_with("torch::autograd::CppNode<") || name == "torch::autograd::PyNode";
-}
-
 /// The place of a gradient in the graph, where `edge` leads to what a program was told.
 struct Captured {
   Edge edge;
@@ -207,7 +223,7 @@ struct Captured {
 
 Captured captured(const Edge& edge) {
   if (const auto* const told = dynamic_cast<const LocalGradient*>(edge.function.get()))
-    return {told->next_edge(0), told->known()};
+    return {told->next_edge(0), told->is_plain() ? nullptr : told->known()};
   if (const auto* const leaf = dynamic_cast<const AccumulatePart*>(edge.function.get())) return {edge, leaf->known()};
   return {edge, nullptr};
 }
@@ -220,8 +236,12 @@ class PartEngine final : public ForwardingEngine {
                         bool create_graph, bool accumulate_grad, const torch::autograd::edge_list& outputs) override {
     LocalGradient::refuse_hooks();
     std::vector<Captured> all;
-    torch::autograd::edge_list real_outputs;
+    torch::autograd::edge_list real_outputs, real_roots = roots;
     bool has_part = std::ranges::any_of(roots, [](const Edge& root) { return captured(root).of != nullptr; });
+    for (size_t i = 0; i < roots.size() && i < inputs.size(); ++i)
+      if (const auto* const told = dynamic_cast<const LocalGradient*>(roots[i].function.get());
+          told != nullptr && told->is_own(inputs[i]))
+        real_roots[i] = told->next_edge(0);
     for (const Edge& output : outputs) {
       all.push_back(captured(output));
       real_outputs.push_back(all.back().edge);
@@ -231,12 +251,81 @@ class PartEngine final : public ForwardingEngine {
       const at::AutoGradMode enabled(true);
       refuse_gradients_of_gradients();
     }
-    variable_list gradients = ForwardingEngine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad,
-                                                        has_part ? real_outputs : outputs);
+    variable_list gradients =
+        ForwardingEngine::execute(real_roots, inputs, keep_graph, create_graph, accumulate_grad, real_outputs);
     for (size_t i = 0; i < gradients.size() && i < all.size(); ++i)
       if (all[i].of != nullptr) gradients[i] = as_part(gradients[i], all[i].of);
     return gradients;
   }
+};
+
+/// The plain leaves of all ranks of this process.
+class Slices {
+ public:
+  static Slices& all() {
+    static auto* const one = new Slices;  // autograd's threads may outlive every static object
+    return *one;
+  }
+
+  void add(const at::Tensor& leaf, Known of, std::string name, const void* owner) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(slices_, [](const auto& one) { return one.second.tensor.expired(); });
+    slices_.insert_or_assign(leaf.unsafeGetTensorImpl(),
+                             Slice{Weak(leaf.getIntrusivePtr()), std::move(of), std::move(name), owner, nullptr});
+    has_some_ = true;
+  }
+  /// `copy` shares the data of `leaf`.
+  at::Tensor add_copy(const at::TensorBase& leaf, at::Tensor copy) {
+    if (!has_some_) return copy;
+    std::unique_lock lock(mutex_);
+    const auto found = slices_.find(leaf.unsafeGetTensorImpl());
+    if (found == slices_.end()) return copy;
+    const Slice slice = found->second;
+    lock.unlock();
+    add(copy, slice.of, slice.name, slice.owner);
+    return copy;
+  }
+  void forget(const void* owner) {
+    std::vector<NodePtr> dying;  // they may hold the last reference to a tensor
+    const std::lock_guard lock(mutex_);
+    std::erase_if(slices_, [&](auto& one) {
+      if (one.second.owner != owner) return false;
+      dying.push_back(std::move(one.second.told));
+      return true;
+    });
+    has_some_ = !slices_.empty();
+  }
+  /// The node that a program is told of a leaf; null: `leaf` is none of them.
+  const NodePtr* told(const at::TensorBase& leaf) {
+    if (!has_some_ || !leaf.requires_grad()) return nullptr;
+    const std::lock_guard lock(mutex_);
+    const auto found = slices_.find(leaf.unsafeGetTensorImpl());
+    if (found == slices_.end()) return nullptr;
+    // The accumulator asks whether its tensor is still a leaf.
+    const auto running = torch::autograd::get_current_node();
+    if (const auto* const own = dynamic_cast<torch::autograd::AccumulateGrad*>(running.get());
+        own != nullptr && own->variable.is_same(leaf))
+      return nullptr;
+    Slice& slice = found->second;
+    const at::Tensor own(leaf);
+    const Edge edge(torch::autograd::impl::grad_accumulator(own), 0);
+    if (slice.told == nullptr || !(slice.told->next_edge(0) == edge))
+      slice.told = make_node<LocalGradient>(slice.of, own, edge, slice.name, /*is_plain=*/true);
+    return &slice.told;
+  }
+
+ private:
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  struct Slice {
+    Weak tensor;  ///< so its address is no other tensor's
+    Known of;
+    std::string name;
+    const void* owner;
+    NodePtr told;
+  };
+  std::mutex mutex_;
+  std::unordered_map<const c10::TensorImpl*, Slice> slices_;
+  std::atomic<bool> has_some_ = false;
 };
 
 torch::autograd::Engine* engine = nullptr;
@@ -262,18 +351,23 @@ class PartHooks final : public ForwardingVariableHooks {
 
   Base tensor_data(const Base& self) const override {
     PartTensor* const part = PartTensor::of(self);
-    return part == nullptr ? real().tensor_data(self)
+    return part == nullptr ? part_tensor::Slices::all().add_copy(self, at::Tensor(real().tensor_data(self)))
                            : PartTensor::wrap(at::Tensor(real().tensor_data(part->local())), part->known());
   }
   Base variable_data(const Base& self) const override {
     PartTensor* const part = PartTensor::of(self);
-    return part == nullptr ? real().variable_data(self)
+    return part == nullptr ? part_tensor::Slices::all().add_copy(self, at::Tensor(real().variable_data(self)))
                            : PartTensor::wrap(at::Tensor(real().variable_data(part->local())), part->known());
   }
   Base data(const Base& self) const override { return variable_data(self); }
   const NodePtr& grad_fn(const Base& self) const override {
     PartTensor* const part = PartTensor::of(self);
-    if (part == nullptr) return real().grad_fn(self);
+    if (part == nullptr) {
+      const NodePtr& node = real().grad_fn(self);
+      if (node != nullptr || !program_looks() || is_inside_of_operator()) return node;
+      const NodePtr* const told = part_tensor::Slices::all().told(self);
+      return told != nullptr ? *told : node;
+    }
     if (program_looks()) return part->node_for_program();
     return real().grad_fn(part->local());
   }
@@ -285,9 +379,16 @@ class PartHooks final : public ForwardingVariableHooks {
   }
   unsigned _register_hook(const Base& self, std::function<Base(const Base&)> hook) const override {
     PartTensor* const part = PartTensor::of(self);
-    if (part == nullptr) return real()._register_hook(self, std::move(hook));
+    if (part == nullptr) {
+      const WithoutInterception of_the_leaf;  // libtorch asks for its grad_fn
+      return real()._register_hook(self, [hook = std::move(hook)](const Base& gradient) {
+        const ProgramScope program(ProgramScope::Whose::kProgram);
+        return hook(gradient);
+      });
+    }
     const auto on_part = [of = part->known(), hook = std::move(hook)](const Base& gradient) -> Base {
       part_tensor::refuse_gradients_of_gradients();
+      const ProgramScope program(ProgramScope::Whose::kProgram);
       const Base answer = hook(part_tensor::as_part(at::Tensor(gradient), of));
       if (!answer.defined() || PartTensor::of(gradient) != nullptr) return answer;
       return local_gradient(at::Tensor(answer), of, gradient.sizes());
@@ -356,6 +457,13 @@ class PartHooks final : public ForwardingVariableHooks {
     return part->local_;
   }
 };
+
+PlainSlices::~PlainSlices() { part_tensor::Slices::all().forget(this); }
+
+void PlainSlices::add(const at::Tensor& leaf, PartOf of, std::string name) {
+  PartHooks::install();
+  part_tensor::Slices::all().add(leaf, std::make_shared<const PartOf>(std::move(of)), std::move(name), this);
+}
 
 bool has_parts(const OperatorCall& call) {
   bool found = false;
@@ -447,7 +555,7 @@ bool PartTensor::speaks_of_wholes(const torch::autograd::Node& node, uint32_t ou
   const c10::SymIntArrayRef sizes = node.input_metadata(output).shape_as_dim_vector();
   const bool is_whole = sizes.equals(c10::fromIntArrayRefSlow(of_->sizes));
   const bool is_local = sizes.equals(local_.sym_sizes());
-  return is_whole == is_local ? part_tensor::is_function_of_program(node) : is_whole;
+  return is_whole == is_local ? is_function(node) : is_whole;
 }
 
 /// Where a program's function has given the local tensor a history, which speaks of wholes, a node goes in between.

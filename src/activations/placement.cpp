@@ -159,6 +159,11 @@ bool Placement::is_cut_along(int axis) const {
   return std::ranges::any_of(cuts_.front(), [axis](const Cut& cut) { return cut.axis == axis; });
 }
 
+bool Placement::overlaps() const {
+  const auto has_overlaps = [](const Cut& cut) { return cut.ranges->overlaps(); };
+  return std::ranges::any_of(cuts_, [&](const Cuts& cuts) { return std::ranges::any_of(cuts, has_overlaps); });
+}
+
 // --- from dim to factor and back ---
 
 std::optional<std::pair<uint8_t, FactorCut>> along(const DimFactors& dim, c10::ArrayRef<int64_t> sizes,

@@ -15,6 +15,7 @@
 #include "trireme/base/error_hook.h"
 #include "trireme/base/torch/carried.h"
 #include "trireme/intercept.h"
+#include "trireme/intercept/program.h"
 #include "trireme/intercept/transforms.h"
 
 namespace trireme {
@@ -169,6 +170,8 @@ void verify_interception(const RankContext& context) {
 }
 
 }  // namespace
+
+bool is_inside_of_operator() noexcept { return !this_thread.start.is_first; }
 
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&intercept>());

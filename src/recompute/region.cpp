@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "trireme/intercept/program.h"
+
 namespace trireme::detail {
 namespace {
 
@@ -123,6 +125,7 @@ void Region::recompute_all() {
   Refill refill(*this);
   const SaveScope scope(refill);
   const at::AutoGradMode grad_mode(true);
+  const ProgramScope program(ProgramScope::Whose::kProgram);
   try {
     replay_(inputs);
   } catch (const EarlyStop&) {

@@ -48,11 +48,6 @@ void TensorParallel::add(const at::Tensor& parameter, const std::vector<TensorPa
   if (own.dim < 0) return;
   if (parameter.sizes() != at::IntArrayRef(local_shape(own)))
     throw ShapeError(str("add: ", parameter.sizes(), " is not ", part_text(own), " of ", shape_text(own.shape)));
-  const auto has_one = [&](const TensorPart& part) { return local_shape(part)[static_cast<size_t>(own.dim)] == 1; };
-  if (impl_->gives_parts && std::ranges::any_of(parts, has_one))
-    throw StateError(str("add: a slice of \"", name, "\" has one element in dim ", own.dim,
-                         ", where programs read the whole's sizes: in backward a function of a program that took it "
-                         "would add up the gradients of all slices; leave it whole"));
   impl_->has_slices = true;
   std::vector<std::vector<Interval>> of_rank;
   for (const TensorPart& part : parts) of_rank.push_back(part.intervals);

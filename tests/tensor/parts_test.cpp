@@ -129,11 +129,11 @@ TEST(Parts, InFunctionsOfTheProgram) {
 }
 
 TEST(Parts, OfBlocksThatAreRecomputed) {
-  const auto block = [](const at::Tensor& y, const at::Tensor& bias) {
+  const auto block = [](const at::Tensor& y, const at::Tensor& bias, const at::Tensor& norms) {
     at::Tensor scale;
     {
       const at::NoGradGuard no_grad;
-      scale = y.sum(-1, true) / static_cast<double>(y.size(-1));
+      scale = y.sum(-1, true) / static_cast<double>(y.size(-1)) + norms.norm();
     }
     const at::Tensor apart = y.view({y.size(0), y.size(1), -1, kHeadSize}).tanh() / static_cast<double>(y.size(2));
     return ByWidth::apply(apart.flatten(2), bias) * scale;
@@ -141,11 +141,12 @@ TEST(Parts, OfBlocksThatAreRecomputed) {
   expect_same_of_parts(of_two_layers([block](const at::Tensor& y, const Weights& w) {
     const at::Tensor bias = w.at("bias") * 2;
     const auto once = [&](const at::Tensor& x) {
-      return recompute([=](const at::Tensor& z) { return block(z, bias); }, x);
+      return recompute([&, bias](const at::Tensor& z) { return block(z, bias, w.at("up")); }, x);
     };
     return once(once(y)) * y;
   }));
-  Program whole = of_two_layers([block](const at::Tensor& y, const Weights& w) { return block(y, w.at("bias") * 2); });
+  Program whole = of_two_layers(
+      [block](const at::Tensor& y, const Weights& w) { return block(y, w.at("bias") * 2, w.at("down")); });
   const auto plain = whole.loss;
   whole.loss = [plain](const Weights& w) {
     const auto body = [&](const at::Tensor& in) {
@@ -231,7 +232,7 @@ TEST(Parts, AreWhatOperatorsGive) {
   });
 }
 
-/// Takes a parameter that is cut, as its gradient may not be: the function gives that of the whole.
+/// A layer that the program has written itself, with its weight.
 struct OwnLayer : torch::autograd::Function<OwnLayer> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
     context->save_for_backward({x, weight});
@@ -240,31 +241,120 @@ struct OwnLayer : torch::autograd::Function<OwnLayer> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list kept = context->get_saved_variables();
     const at::Tensor &x = kept[0], &weight = kept[1];
-    return {gradients[0].matmul(weight), gradients[0].flatten(0, 1).t().matmul(x.flatten(0, 1))};
+    return {gradients[0].matmul(weight.t().t()), gradients[0].flatten(0, 1).t().matmul(x.flatten(0, 1))};
   }
 };
 
-TEST(Parts, OfAParameterThatAFunctionTakesEndWithAnError) {
+/// Has a gradient that depends on no part: it is whole.
+struct Penalty : torch::autograd::Function<Penalty> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& weight, const at::Tensor& factors) {
+    context->save_for_backward({factors});
+    return (weight * factors).sum();
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    return {context->get_saved_variables()[0] * gradients[0], at::Tensor()};
+  }
+};
+
+/// Gives its argument and what is computed from it; only one of them is used.
+struct Rounded : torch::autograd::Function<Rounded> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& weight) {
+    context->save_for_backward({weight});
+    return {(weight * 64).round() / 64, weight.exp()};
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    return {gradients[0] + gradients[1] * context->get_saved_variables()[0]};
+  }
+};
+
+/// `wide` rows of a weight: on as many ranks each has one.
+Program of_own_functions(int64_t wide) {
+  return {.shapes = {{"up", {wide, kHidden}}, {"down", {kHidden, wide}}, {"bias", {wide}}, {"norm", {kHidden}}},
+          .cuts = {{"up", {0}}, {"down", {1}}, {"bias", {0}}},
+          .loss = [wide](const Weights& w) {
+            const at::Tensor x = input() * w.at("norm");
+            const at::Tensor y = OwnLayer::apply(x, w.at("up"));
+            EXPECT_EQ(y.size(-1), wide);
+            const auto again = [&](const at::Tensor& z) { return OwnLayer::apply(z.tanh(), w.at("down")); };
+            const at::Tensor own = again(y) + recompute(again, y * 2);
+            const at::Tensor bias = Rounded::apply(w.at("bias"))[0] + Rounded::apply(w.at("bias").data())[1];
+            const at::Tensor plain = at::linear(at::linear(x, Rounded::apply(w.at("up"))[0], bias), w.at("down"));
+            // An operator's gradient, in a hook, where nothing but the parameter is a part.
+            y.register_hook([&w](const at::Tensor& g) { return g * (w.at("up").norm() + 1); });
+            const at::Tensor factors = at::arange(wide * kHidden, at::kFloat).view({wide, kHidden}) / 100;
+            return squares(own + plain) + Penalty::apply(w.at("up"), factors) +
+                   Penalty::apply(w.at("down"), factors.t()) + w.at("up").sin().sum();
+          }};
+}
+
+TEST(Parts, OfParametersThatFunctionsTake) {
+  expect_same_of_parts(of_own_functions(kWide));
+  // A slice of one row: a whole's gradient would be added up to its sizes.
+  for (const int ranks : {2, 3}) expect_same_by(of_own_functions(ranks), ranks, {&TensorParallel::give_parts});
+}
+
+/// Gives a gradient of the sizes that its parameter says.
+struct OfOwnSizes : torch::autograd::Function<OfOwnSizes> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& weight) {
+    context->save_for_backward({weight});
+    return weight.sum();
+  }
+  static variable_list backward(AutogradContext* context, const variable_list&) {
+    return {at::ones(context->get_saved_variables()[0].sizes())};
+  }
+};
+
+TEST(Parts, OfParametersAreNeitherLocalGradientsNorShared) {
   run_ranks(2, [&](Rank& rank) {
-    const auto added = [&](TensorParallel& parallel, int64_t size, int dim) {
-      const std::vector<int64_t> shape =
-          dim == 0 ? std::vector<int64_t>{size, kHidden} : std::vector<int64_t>{kHidden, size};
-      const auto parts = parts_of(shape, {dim}, 2);
+    TensorParallel parallel(rank.world());
+    parallel.give_parts();
+    const auto added = [&](int64_t rows, int64_t shared_by) {
+      const auto parts = parts_of({rows, kHidden}, {.dim = 0, .shared_by = shared_by}, 2);
       const at::Tensor weight = at::ones(local_shape(parts[static_cast<size_t>(rank.id())])).requires_grad_();
       parallel.add(weight, parts, false, "own");
       return weight;
     };
-    TensorParallel parallel(rank.world());
-    parallel.give_parts();
-    const at::Tensor by_columns = added(parallel, kWide, 0), by_rows = added(parallel, kWide, 1);
-    EXPECT_NE(said_by([&] { squares(OwnLayer::apply(input(), by_columns)).backward(); }).find("invalid gradient"),
-              std::string::npos);
-    const at::Tensor y = at::linear(input(), by_columns);
-    EXPECT_NE(said_by([&] { squares(OwnLayer::apply(y, by_rows)).backward(); }).find("invalid gradient"),
-              std::string::npos);
-    EXPECT_NE(said_by([&] { (void)added(parallel, 2, 0); }).find("a slice of \"own\" has one element in dim 0"),
+    for (const int64_t rows : {kWide, int64_t{2}})
+      EXPECT_NE(said_by([&] { OfOwnSizes::apply(added(rows, 1)).backward(); }).find("invalid gradient"),
+                std::string::npos);
+    std::vector<TensorPart> parts(2, {.shape = {6, kHidden}, .dim = 0, .intervals = {{0, 4}}});
+    parts[1].intervals = {{2, 6}};
+    const at::Tensor shared = at::ones({4, kHidden}).requires_grad_();
+    parallel.add(shared, parts, false, "shared");
+    EXPECT_NE(said_by([&] { OwnLayer::apply(input(), shared).sum().backward(); }).find("takes \"shared\" itself"),
               std::string::npos);
     EXPECT_NE(said_by([&] { parallel.give_parts(); }).find("call it before add()"), std::string::npos);
+  });
+}
+
+/// Hooks, roots and grad() of a parameter speak of its slice.
+TEST(Parts, OfParametersThatAProgramAsksForGradients) {
+  run_ranks(2, [&](Rank& rank) {
+    TensorParallel parallel(rank.world());
+    parallel.give_parts();
+    const auto parts = parts_of({2, kHidden}, {0}, 2);
+    const at::Tensor weight = at::ones({1, kHidden}).requires_grad_();
+    parallel.add(weight, parts, false, "own");
+    int calls = 0;
+    weight.register_hook([&](const at::Tensor& gradient) {
+      ++calls;
+      EXPECT_EQ(gradient.sizes(), weight.sizes());
+      return gradient * 3;
+    });
+    EXPECT_TRUE(weight.is_leaf());
+    const at::Tensor once = squares(OwnLayer::apply(input(), weight)) + squares(at::linear(input(), weight));
+    once.backward();
+    EXPECT_EQ(calls, 1);
+    const at::Tensor accumulated = weight.grad().clone();
+    weight.mutable_grad() = at::Tensor();
+    const at::Tensor again = squares(OwnLayer::apply(input(), weight)) + squares(at::linear(input(), weight));
+    const at::Tensor asked = torch::autograd::grad({again}, {weight})[0];
+    EXPECT_EQ(PartTensor::of(asked), nullptr);
+    EXPECT_TRUE(at::allclose(asked, accumulated));
+    torch::autograd::backward({weight}, {at::full({1, kHidden}, 2.0)});
+    EXPECT_TRUE(at::allclose(weight.grad(), at::full({1, kHidden}, 6.0)));
+    weight.requires_grad_(false);
+    EXPECT_EQ(weight.grad_fn(), nullptr);
   });
 }
 

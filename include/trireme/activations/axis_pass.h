@@ -101,7 +101,7 @@ class AxisPass : public Pass {
   /// From now on results that are cut are PartTensors: a program reads the whole's sizes, in backward too, and gives
   /// them. Tensors that it declares by add() stay as they are.
   void give_parts(bool gives_parts = true) { gives_parts_ = gives_parts; }
-  void add(const at::Tensor& tensor, PlacedTensor known) { table_.add(tensor, std::move(known)); }
+  void add(const at::Tensor& tensor, PlacedTensor known);
   /// Null where nothing is known of `tensor`, or on another thread than this pass's.
   std::shared_ptr<const PlacedTensor> find(const at::Tensor& tensor);
   /// Nothing: `tensor` is no part, or says the whole's sizes itself, or a backward pass runs, in which gradients are of
@@ -189,6 +189,7 @@ class AxisPass : public Pass {
   std::string running_;  // the operator that is looked at
   const std::thread::id thread_ = std::this_thread::get_id();
   PlacementTable table_;
+  PlainSlices slices_;  // of tensors that were added, where results are PartTensors
   std::unordered_map<CallKey, std::shared_ptr<Decided>, CallKey::Hash> decisions_;
   OperatorRules rules_;
   OperatorRows rows_;

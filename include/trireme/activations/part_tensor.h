@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "trireme/activations/placement.h"
@@ -100,6 +101,21 @@ class PartTensor final : public c10::TensorImpl {
   NodePtr asked_;         ///< the node in front of it
   NodePtr accumulator_;   ///< of a leaf
   at::Tensor base_;       ///< of a view, where libtorch has asked for it
+};
+
+/// Leaves that stay plain tensors of this rank's sizes, such as parameters, as long as this lives. A program's own
+/// function that takes one gets it as it is, and gives its gradient as a part, or whole. A gradient of the leaf's own
+/// sizes ends with libtorch's error, since nobody can tell it from one that was computed by these sizes from a whole.
+/// Where ranks share elements (Ranges::overlaps()), backward throws StateError.
+class PlainSlices {
+ public:
+  PlainSlices() = default;
+  ~PlainSlices();
+  PlainSlices(const PlainSlices&) = delete;
+  PlainSlices& operator=(const PlainSlices&) = delete;
+
+  /// Errors call it `name`.
+  void add(const at::Tensor& leaf, PartOf of, std::string name);
 };
 
 /// Whether a part is among the arguments. Throws StateError where parts are refused by name: operators that change the

@@ -107,6 +107,8 @@ class Placement {
   auto begin() { return cuts_.begin(); }
   auto end() { return cuts_.end(); }
   bool is_cut_along(int axis) const;
+  /// Whether some ranks have the same elements by a cut.
+  bool overlaps() const;
   bool operator==(const Placement&) const = default;
 
  private:

@@ -55,11 +55,10 @@ class [[nodiscard]] TensorParallel final : public CutActivations {
   /// the sizes of a slice, as Python's do. Otherwise they may mean either.
   void speak_of_wholes() override;
   /// From now on a tensor that is cut says the whole's sizes where a program reads them, in C++ too, and in backward:
-  /// it is a PartTensor. A parameter says those of its slice. Sizes and indices mean whole tensors. A function of the
-  /// program gets what is computed from a parameter; of one that takes a parameter itself, backward ends with an error.
+  /// it is a PartTensor. A parameter says those of its slice (PlainSlices), which a program's own function may take, too.
+  /// Sizes and indices mean whole tensors.
   ///
-  /// Throws    StateError: parameters have been added. Then from add(): a slice has one element in the dim that is cut,
-  ///           so that libtorch would take a whole's gradient for one to be added up.
+  /// Throws    StateError: parameters have been added.
   void give_parts();
   /// Megatron's sequence parallelism, from now on: the output of a row-parallel layer is reduce-scattered over tokens
   /// (the dim before the last); norms, dropout and residuals run on this rank's tokens; the next column-parallel layer

@@ -1,0 +1,46 @@
+#include "trireme/intercept/program.h"
+
+#include <c10/util/Type.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <string>
+#include <typeinfo>
+
+namespace trireme {
+namespace {
+
+/// Of a backward pass: another one may begin inside of it on the same thread.
+struct Marked {
+  int task = -1;
+  bool is_program = false;
+};
+constinit thread_local Marked marked;
+
+}  // namespace
+
+bool is_function(const torch::autograd::Node& node) {
+  static thread_local const std::type_info* last = nullptr;
+  static thread_local bool is_last_one = false;
+  if (const std::type_info& kind = typeid(node); last == nullptr || kind != *last) {
+    const std::string name = c10::demangle(kind.name());
+    last = &kind;
+    is_last_one = name.starts_with("torch::autograd::CppNode<") || name == "torch::autograd::PyNode";
+  }
+  return is_last_one;
+}
+
+bool program_runs_in_backward() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (task == -1) return false;
+  if (marked.task == task) return marked.is_program;
+  const auto node = torch::autograd::get_current_node();
+  return node != nullptr && is_function(*node);
+}
+
+ProgramScope::ProgramScope(Whose whose) : outer_task_(marked.task), outer_is_program_(marked.is_program) {
+  marked = {.task = torch::autograd::get_current_graph_task_id(), .is_program = whose == Whose::kProgram};
+}
+ProgramScope::~ProgramScope() { marked = {.task = outer_task_, .is_program = outer_is_program_}; }
+
+}  // namespace trireme
