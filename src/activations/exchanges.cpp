@@ -9,6 +9,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "activations/recut.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
 #include "trireme/intercept/program.h"
@@ -60,6 +62,13 @@ void refuse_graph(const Exchange& exchange) {
   throw StateError(str("backward: create_graph=True through ", exchange.what,
                        " on parts of a tensor; gradients of gradients are not there with ",
                        exchange.exchanges->setting(), ", leave create_graph out or switch it off"));
+}
+
+constexpr size_t kMostEntries = 1 << 14;
+
+/// Each rank's part is exact; the sum is rounded once to its dtype.
+double tolerance_of(const at::Tensor& result) {
+  return at::isFloatingType(result.scalar_type()) && result.element_size() < 4 ? 2e-2 : 1e-4;
 }
 
 constexpr const char* kForward = " in forward";
@@ -232,6 +241,24 @@ struct Gather : Function<Gather> {
   }
 };
 
+/// Of an element that several ranks have by `to`, each has a part of the gradient; where several have it by `from`, the
+/// others' copies were not used.
+struct Recut : Function<Recut> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& part, const ExchangePointer& exchange,
+                            const ExchangePointer& other) {
+    save(context, exchange);
+    context->saved_data["other"] = c10::IValue::make_capsule(other);
+    return exchange->exchanges->all_to_all(part, exchange->cut, other->cut, /*adds=*/false,
+                                           str(exchange->what, kForward));
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const ExchangePointer of = saved(context);
+    refuse_graph(*of);
+    const Cut& to = c10::static_intrusive_pointer_cast<Exchange>(context->saved_data["other"].toCapsule())->cut;
+    return {of->exchanges->all_to_all(gradients[0], of->cut, to, /*adds=*/true, str(of->what, kBackward)), {}, {}};
+  }
+};
+
 struct Share : Function<Share> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& slice, const ExchangePointer& exchange) {
     save(context, exchange);
@@ -290,6 +317,11 @@ at::Tensor AxisExchanges::gather_and_enter(const at::Tensor& part, const Cut& cu
 at::Tensor AxisExchanges::scatter(const at::Tensor& part, const Cut& cut, const std::string& what) {
   return Scatter::apply(part, exchange(*this, what, cut));
 }
+at::Tensor AxisExchanges::recut(const at::Tensor& part, const Cut& from, const Cut& to, const std::string& what) {
+  if (from.ranges->is_whole_everywhere() || to.ranges->is_whole_everywhere())
+    throw Error(ErrorCode::kInternal, str("recut: ", what, " of a tensor that every rank has whole"));
+  return Recut::apply(part, exchange(*this, what, from), exchange(*this, what, to));
+}
 at::Tensor AxisExchanges::share(const at::Tensor& part, const Cut& cut, const std::string& what) {
   return Share::apply(part, exchange(*this, what, cut));
 }
@@ -335,10 +367,67 @@ at::Tensor AxisExchanges::reduce_scatter(const at::Tensor& part, const Cut& cut,
   return own;
 }
 
+at::Tensor AxisExchanges::all_to_all(const at::Tensor& part, const Cut& from, const Cut& to, bool adds,
+                                     const std::string& what) {
+  const at::Tensor own = part.detach();
+  at::Tensor result;
+  {
+    const WithoutInterception own_operators;  // to the pass a copy of a slice into a whole tensor is one of all slices
+    result = recut_blocks(own, from, to, adds, group_);
+  }
+  if (is_recording_) record_moved(what, own, result, from, to, adds);
+  return result;
+}
+
+/// The product of both with one number for each index of each dim: a vector of all elements would be as large as the
+/// whole.
+void AxisExchanges::record_moved(const std::string& what, const at::Tensor& part, const at::Tensor& result,
+                                 const Cut& from, const Cut& to, bool adds) {
+  if (entries_.size() == kMostEntries || !part.is_floating_point()) return;
+  const at::NoGradGuard no_grad;
+  const at::Tensor sent = part.to(at::kDouble), got = result.to(at::kDouble);
+  const WithoutInterception own_operators;
+  const int rank = group_.rank();
+  const auto number_of = [](const at::Tensor& index) { return index.to(at::kDouble).mul_(0.7).add_(0.3).sin_(); };
+  const auto times = [](const Cut& cut) {
+    const at::Tensor count = at::zeros({cut.whole()}, at::kDouble);
+    for (int one = 0; one < cut.ranges->ranks(); ++one) {
+      const at::Tensor index = cut.index_of(one);
+      count.index_add_(0, index, at::ones({index.numel()}, at::kDouble));
+    }
+    return count;
+  };
+  const auto product = [&](const at::Tensor& tensor, const Cut& cut, bool is_sent) {
+    if (tensor.numel() == 0) return 0.0;
+    at::Tensor left = tensor;
+    for (int64_t dim = tensor.dim() - 1; dim >= 0; --dim) {
+      const at::Tensor index = dim == cut.dim ? cut.index_of(rank) : at::arange(tensor.size(dim), at::kLong);
+      at::Tensor numbers = number_of(index);
+      if (is_sent && dim == from.dim) {  // what the first rank has is sent, or what some rank is to get
+        Cut first = from;
+        std::vector<std::vector<Interval>> own;
+        for (int one = 0; one < from.ranges->ranks(); ++one) own.push_back(from.ranges->first_of(one));
+        first.ranges = std::make_shared<const Ranges>(from.ranges->whole(), std::move(own));
+        const at::Tensor is_first = at::zeros({from.whole()}, at::kDouble);
+        is_first.index_fill_(0, first.index_of(rank), 1);
+        numbers.mul_((adds ? times(first) : is_first).index_select(0, index));
+      }
+      if (is_sent && !adds && dim == to.dim) numbers.mul_(times(to).index_select(0, index));
+      left = left.reshape({-1, tensor.size(dim)}).mv(numbers.to(left.device()));
+    }
+    return left.sum().item<double>();
+  };
+  entries_.push_back({.what = what,
+                      .part = product(sent, adds ? to : from, /*is_sent=*/true),
+                      .result = product(got, adds ? from : to, /*is_sent=*/false),
+                      .norm = got.norm().item<double>(),
+                      .kind = Kind::kSumOfParts,
+                      .tolerance = tolerance_of(result)});
+}
+
 void AxisExchanges::record(const std::string& what, Kind kind, const at::Tensor& part, const at::Tensor& result,
                            const Cut& cut) {
-  constexpr size_t kMost = 1 << 14;
-  if (entries_.size() == kMost) return;
+  if (entries_.size() == kMostEntries) return;
   const at::NoGradGuard no_grad;
   // Through the passes that follow: a parameter may have to be gathered first.
   const at::Tensor wide = result.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true).flatten();
@@ -346,14 +435,12 @@ void AxisExchanges::record(const std::string& what, Kind kind, const at::Tensor&
   const at::Tensor vector = at::arange(part.numel(), wide.options()).mul_(0.7).add_(0.3).sin_();
   const at::Tensor of_result =
       kind == Kind::kSumOfParts ? slice_of(vector.view(part.sizes()), cut, group_.rank()).flatten() : vector;
-  // Each rank's part is exact; the sum is rounded once to its dtype.
-  const double tolerance = at::isFloatingType(result.scalar_type()) && result.element_size() < 4 ? 2e-2 : 1e-4;
   entries_.push_back({.what = what,
                       .part = kind == Kind::kAlike ? 0 : part.to(at::kDouble).flatten().dot(vector).item<double>(),
                       .result = wide.dot(of_result).item<double>(),
                       .norm = wide.norm().item<double>(),
                       .kind = kind,
-                      .tolerance = tolerance});
+                      .tolerance = tolerance_of(result)});
 }
 
 std::string AxisExchanges::problem() {

@@ -3,6 +3,7 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -14,6 +15,7 @@
 
 #include "tests/support/run_ranks.h"
 #include "trireme/activations/exchanges.h"
+#include "trireme/base/error.h"
 
 namespace trireme {
 namespace {
@@ -39,6 +41,83 @@ struct Case {
 };
 
 at::Tensor own(const at::Tensor& whole, int rank) { return slice_of(whole, uneven(), rank); }
+
+Cut cut_of(int64_t dim, int64_t outer, Ranges ranges) {
+  return {.dim = dim, .outer = outer, .ranges = std::make_shared<const Ranges>(std::move(ranges))};
+}
+
+Cut overlapping() { return cut_of(0, 1, {kSize, {{{0, 4}}, {{2, 6}}, {{3, 7}}}}); }
+/// One rank has nothing, and nobody has index 4.
+Cut with_gaps() { return cut_of(0, 1, {kSize, {{{0, 1}}, {}, {{1, 4}, {5, 7}}}}); }
+at::Tensor columns(const at::Tensor& rows) { return rows.unsqueeze(1) * at::arange(1, 6, at::kDouble).mul(0.3).cos(); }
+
+/// Exchanges of blocks; each loss also has x, which every rank has whole.
+const std::vector<Case>& recuts() {
+  static const std::vector<Case> all = {
+      {"recut along the same dim",
+       [](AxisExchanges& axis, const at::Tensor& x, const at::Tensor& part, int rank) {
+         const at::Tensor moved = axis.recut(part.exp(), uneven(), with_gaps(), "p");
+         return axis.sum((moved * slice_of(numbers(9).detach(), with_gaps(), rank)).sum(), "loss") * x.sum();
+       },
+       [](const at::Tensor& x, const at::Tensor& p) {
+         const at::Tensor weights = numbers(9).detach().index_fill(0, at::full({1}, 4, at::kLong), 0);
+         return (p.exp() * weights).sum() * x.sum();
+       }},
+      {"recut to ranges that overlap",
+       [](AxisExchanges& axis, const at::Tensor& x, const at::Tensor& part, int rank) {
+         const at::Tensor moved = axis.recut(part, uneven(), overlapping(), "p");
+         return axis.sum((moved * (rank + 1)).square().cumsum(0).sum(), "loss") * x.sum();
+       },
+       [](const at::Tensor& x, const at::Tensor& p) {
+         at::Tensor loss = at::zeros({}, at::kDouble);
+         for (int rank = 0; rank < kRanks; ++rank)
+           loss = loss + (slice_of(p, overlapping(), rank) * (rank + 1)).square().cumsum(0).sum();
+         return loss * x.sum();
+       }},
+      {"recut from ranges that overlap",
+       [](AxisExchanges& axis, const at::Tensor& x, const at::Tensor& part, int rank) {
+         const at::Tensor shared = axis.recut(part, uneven(), overlapping(), "p").exp();
+         const at::Tensor back = axis.recut(shared, overlapping(), uneven(), "p");
+         return axis.sum((back * own(numbers(9).detach(), rank)).sum(), "loss") * x.sum();
+       },
+       [](const at::Tensor& x, const at::Tensor& p) { return (p.exp() * numbers(9).detach()).sum() * x.sum(); }},
+      {"recut to a later dim and back",
+       [](AxisExchanges& axis, const at::Tensor& x, const at::Tensor& part, int rank) {
+         const Cut other = cut_of(1, 1, Ranges(5, {{{0, 1}, {4, 5}}, {{1, 4}}, {}}));
+         const at::Tensor all = axis.recut(columns(part), uneven(), other, "p").cumsum(0);
+         const at::Tensor back = axis.recut(all, other, uneven(), "p");
+         return axis.sum((back.square() * own(columns(numbers(9).detach()), rank)).sum(), "loss") * x.sum();
+       },
+       [](const at::Tensor& x, const at::Tensor& p) {
+         return (columns(p).cumsum(0).square() * columns(numbers(9).detach())).sum() * x.sum();
+       }},
+      {"recut to an earlier dim and back",
+       [](AxisExchanges& axis, const at::Tensor& x, const at::Tensor& part, int rank) {
+         Cut last = uneven();
+         last.dim = 1;
+         const Cut first = cut_of(0, 1, Ranges::even(5, kRanks));
+         const at::Tensor all = axis.recut(columns(part).t(), last, first, "p").cumsum(1);
+         const at::Tensor back = axis.recut(all, first, last, "p").t();
+         return axis.sum((back.square() * own(columns(numbers(9).detach()), rank)).sum(), "loss") * x.sum();
+       },
+       [](const at::Tensor& x, const at::Tensor& p) {
+         return (columns(p).cumsum(0).square() * columns(numbers(9).detach())).sum() * x.sum();
+       }},
+      {"recut between stretches",
+       [](AxisExchanges& axis, const at::Tensor& x, const at::Tensor& part, int rank) {
+         Cut five = uneven();
+         five.outer = 5;
+         const Cut one = cut_of(0, 1, Ranges::even(5 * kSize, kRanks));
+         const at::Tensor moved = axis.recut(columns(part).t().flatten(), five, one, "p");
+         const at::Tensor weights = at::arange(5 * kSize, at::kDouble).cos();
+         return axis.sum((moved * slice_of(weights, one, rank)).sum(), "loss") * x.sum();
+       },
+       [](const at::Tensor& x, const at::Tensor& p) {
+         return (columns(p).t().flatten() * at::arange(5 * kSize, at::kDouble).cos()).sum() * x.sum();
+       }},
+  };
+  return all;
+}
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
@@ -93,11 +172,60 @@ void expect_same(const Case& one, GradientLaw law) {
 }
 
 TEST(AxisExchanges, OfWholesGiveEachRankTheGradient) {
-  for (const Case& one : cases()) expect_same(one, GradientLaw::kWhole);
+  for (const auto* some : {&cases(), &recuts()})
+    for (const Case& one : *some) expect_same(one, GradientLaw::kWhole);
 }
 
 TEST(AxisExchanges, OfSharesGiveTheGradientAsTheirMean) {
-  for (const Case& one : cases()) expect_same(one, GradientLaw::kShares);
+  for (const auto* some : {&cases(), &recuts()})
+    for (const Case& one : *some) expect_same(one, GradientLaw::kShares);
+}
+
+TEST(AxisExchanges, RecutRefusesWhatEveryRankHasWhole) {
+  run_ranks(kRanks, [&](Rank& rank) {
+    const auto axis = std::make_shared<AxisExchanges>(rank.world(), GradientLaw::kWhole, "a test");
+    const Cut all = cut_of(0, 1, {kSize, {{{0, kSize}}, {{0, kSize}}, {{0, kSize}}}});
+    EXPECT_THROW(axis->recut(numbers(1), all, uneven(), "x"), Error);
+    EXPECT_THROW(axis->recut(own(numbers(1), rank.id()), uneven(), all, "x"), Error);
+  });
+}
+
+TEST(AxisExchanges, RecutSendsNothingWhereEachRankHasWhatItGets) {
+  run_ranks(kRanks, [&](Rank& rank) {
+    Group& group = rank.world();
+    const auto axis = std::make_shared<AxisExchanges>(group, GradientLaw::kWhole, "a test");
+    const Cut inside = cut_of(0, 1, {kSize, {{{1, 2}, {5, 6}}, {{3, 5}}, {{6, 7}}}});
+    const int64_t before = group.counters().calls;
+    const at::Tensor part = own(numbers(1).detach(), rank.id()), moved = axis->recut(part, uneven(), inside, "x");
+    EXPECT_EQ(group.counters().calls, before);
+    EXPECT_TRUE(at::equal(moved, slice_of(numbers(1).detach(), inside, rank.id())));
+    axis->recut(part, uneven(), with_gaps(), "x");
+    EXPECT_EQ(group.counters().calls, before + 1);
+  });
+}
+
+TEST(AxisExchanges, RecutsOfAnyDtypeGiveTheElements) {
+  run_ranks(kRanks, [&](Rank& rank) {
+    const auto axis = std::make_shared<AxisExchanges>(rank.world(), GradientLaw::kShares, "a test");
+    for (const at::ScalarType dtype : {at::kBool, at::kLong, at::kBFloat16}) {
+      const at::Tensor whole = at::arange(kSize, at::kDouble).remainder(2).to(dtype);
+      const at::Tensor moved = axis->recut(own(whole, rank.id()), uneven(), with_gaps(), "x");
+      EXPECT_TRUE(at::equal(moved, slice_of(whole, with_gaps(), rank.id()))) << dtype;
+    }
+  });
+}
+
+/// A peer that sends other elements than these is found by the record.
+TEST(AxisExchanges, TheRecordOfARecutFindsOtherCuts) {
+  run_ranks(kRanks, [&](Rank& rank) {
+    const auto axis = std::make_shared<AxisExchanges>(rank.world(), GradientLaw::kShares, "a test");
+    const Cut to = cut_of(0, 1, Ranges::even(6, kRanks));
+    const Cut from = cut_of(0, 1, {6, {{{4, 6}}, {{0, 2}}, {{2, 4}}}});
+    const Cut mistaken = cut_of(0, 1, {6, {{{4, 6}}, {{2, 4}}, {{0, 2}}}});
+    const at::Tensor part = slice_of(numbers(3).detach(), from, rank.id());
+    axis->recut(part, rank.id() == 1 ? mistaken : from, to, "x");
+    EXPECT_NE(axis->problem(), "");
+  });
 }
 
 TEST(AxisExchanges, OfPartsThatOverlapAddUpWhatTheyShare) {

@@ -49,6 +49,15 @@ class AxisExchanges : public std::enable_shared_from_this<AxisExchanges> {
   at::Tensor gather_and_enter(const at::Tensor& part, const Cut& cut, const std::string& what);
   /// This rank's part of the sum of the ranks' parts. Cost: one reduce-scatter; in backward one all-gather.
   at::Tensor scatter(const at::Tensor& part, const Cut& cut, const std::string& what);
+  /// This rank's part by `to` of the tensor of which it has `part` by `from`, cut otherwise along the same dim or along
+  /// another one. Elements that no rank has by `to` are left out, and get no gradient; of those that several ranks
+  /// have, each gives a part of the gradient under both laws, and these add up on the first rank that has it by `from`.
+  ///
+  /// Requires  that neither gives every rank all elements: a gradient of wholes may be whole on each, and would count
+  ///           several times.
+  /// Cost      one all-to-all of blocks as large as the largest that leaves its rank; none where none does. So in
+  ///           backward.
+  at::Tensor recut(const at::Tensor& part, const Cut& from, const Cut& to, const std::string& what);
   /// `part` of a parameter, some elements of which other ranks have too, with a gradient to which all of them add.
   at::Tensor share(const at::Tensor& part, const Cut& cut, const std::string& what);
 
@@ -65,6 +74,8 @@ class AxisExchanges : public std::enable_shared_from_this<AxisExchanges> {
   at::Tensor all_gather(const at::Tensor& slice, const Cut& cut, const std::string& what);
   /// This rank's slice of the sum of the ranks' `part`, of which no two ranks have the same element.
   at::Tensor reduce_scatter(const at::Tensor& part, const Cut& cut, const std::string& what);
+  /// As recut(); `adds`: the way back, from `to`, in which elements that several ranks have add up.
+  at::Tensor all_to_all(const at::Tensor& part, const Cut& from, const Cut& to, bool adds, const std::string& what);
   /// `whole` is the same on every rank, or the record has a problem.
   void see(const at::Tensor& whole, const std::string& what) {
     if (is_recording_ && whole.is_floating_point()) record(what, Kind::kAlike, whole, whole);
@@ -87,6 +98,8 @@ class AxisExchanges : public std::enable_shared_from_this<AxisExchanges> {
   };
   void record(const std::string& what, Kind kind, const at::Tensor& part, const at::Tensor& result,
               const Cut& cut = {});
+  void record_moved(const std::string& what, const at::Tensor& part, const at::Tensor& result, const Cut& from,
+                    const Cut& to, bool adds);
 
   Group& group_;
   const GradientLaw law_;
