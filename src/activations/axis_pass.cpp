@@ -35,6 +35,13 @@ int position_of(const std::vector<PassAxis>& axes) {
   return position;
 }
 
+std::vector<Undivided> undivided_of(const std::vector<PassAxis>& axes) {
+  std::vector<Undivided> all;
+  for (const PassAxis& axis : axes) all.push_back(axis.policy->undivided());
+  if (std::ranges::count(all, Undivided::kMove) == 0) all.clear();
+  return all;
+}
+
 std::shared_ptr<const PlacedTensor> known_of(const PartTensor& part) {
   const std::shared_ptr<const PartOf>& of = part.known();
   return std::make_shared<const PlacedTensor>(
@@ -59,14 +66,6 @@ void give_back(OperatorCall& call, const PlacedArguments& given) {
   }
 }
 
-/// An operator that looks at its arguments, as TorchScript reads sizes, sees them as the program does.
-void run_looking(OperatorCall& call, Next next, const PlacedArguments& found) {
-  if (!call.traits.composite) return next(call);
-  for (const PlacedArgument& one : found)
-    if (one.part.defined() && argument(call, one.index).isTensor()) argument(call, one.index) = one.part;
-  next.open(call);
-}
-
 }  // namespace
 
 PlacedArgument placed_argument(const at::Tensor& tensor, std::shared_ptr<const PlacedTensor> known) {
@@ -82,6 +81,7 @@ std::optional<Cut> AxisPolicy::scattered(const OperatorCall&, const at::Tensor&)
 AxisPass::AxisPass(PassOrder order, std::vector<PassAxis> axes)
     : order_(order),
       axes_(std::move(axes)),
+      undivided_(undivided_of(axes_)),
       grid_(grid_of(axes_)),
       position_(position_of(axes_)),
       scope_(InterceptScope::Watch::kWrites, this) {
@@ -292,7 +292,10 @@ void AxisPass::run_found(OperatorCall& call, Next next, PlacedArguments found) {
   if (const OperatorRow* const entry = rows_(call.op)) return run_row(call, next, {.entry = entry}, found);
   const OperatorRule* const rule = rules_(call.op);
   if (rule != nullptr && rule->role == OperatorRole::kNew) return next(call);
-  if (rule != nullptr && rule->role == OperatorRole::kNone) return run_looking(call, next, found);
+  if (rule != nullptr && rule->role == OperatorRole::kNone) {
+    // An operator that looks at its arguments, as TorchScript reads sizes, sees them as the program does.
+    return call.traits.composite ? run_opened(call, next, found) : next(call);
+  }
   // Code of libtorch's own, of which nothing is known but that it is made of other operators, runs on wholes.
   if (rule != nullptr || (call.traits.composite && !call.traits.random)) return run_whole(call, next, found);
   const int axis = found[0].known->placement->at(position_).front().axis;
@@ -300,8 +303,38 @@ void AxisPass::run_found(OperatorCall& call, Next next, PlacedArguments found) {
          axes_[axis].policy->fix_for_unknown());
 }
 
-/// Right whatever the operator does, as long as it writes nothing.
+/// The operators that a call is made of run in its place, on parts as the program has them.
+void AxisPass::run_opened(OperatorCall& call, Next next, const PlacedArguments& found) {
+  for (size_t i = 0; i < call.traits.arguments; ++i) {
+    std::vector<at::Tensor> tensors = tensors_among(call.arguments().slice(i, 1));
+    bool has_part = false;
+    for (at::Tensor& tensor : tensors)
+      for (const PlacedArgument& one : found)
+        if (one.index == i && one.part.defined() && one.tensor.is_same(tensor)) {
+          tensor = one.part;
+          has_part = true;
+          break;
+        }
+    if (has_part) argument(call, i) = with_tensors({argument(call, i)}, tensors)[0];
+  }
+  next.open(call);
+}
+
 void AxisPass::run_whole(OperatorCall& call, Next next, const PlacedArguments& found) {
+  for (const PlacedArgument& one : found)
+    for (const Cut& cut : one.known->placement->at(position_)) {
+      if (!moves(cut.axis)) continue;
+      if (can_open(call)) return run_opened(call, next, found);
+      refuse(call, one.tensor,
+             str("needs whole tensors, and ", axes_[cut.axis].policy->name(), " cuts dim ", cut.dim, " of ",
+                 at::IntArrayRef(whole_sizes_of(one))),
+             axes_[cut.axis].policy->fix_for_unknown(), cut.axis);
+    }
+  run_gathered(call, next, found);
+}
+
+/// Right whatever the operator does, as long as it writes nothing.
+void AxisPass::run_gathered(OperatorCall& call, Next next, const PlacedArguments& found) {
   for (const PlacedArgument& one : found)
     if (is_written(call, one.index))
       refuse(call, one.tensor, "writes across slices, into",
@@ -423,6 +456,48 @@ at::Tensor AxisPass::whole(const PlacedArgument& one) {
   return tensor;
 }
 
+at::Tensor AxisPass::exchanged(at::Tensor tensor, const Placement& given, const Placement& wanted,
+                               const std::vector<Step>& steps, const std::vector<int>& entered) {
+  const auto along = [this](const Placement& placement, int axis) -> const Cut* {
+    const Placement::Cuts& cuts = placement.at(position_);
+    const auto* const found = std::ranges::find(cuts, axis, &Cut::axis);
+    return found != cuts.end() ? found : nullptr;
+  };
+  std::vector<const Cut*> now;
+  for (int axis = 0; axis < grid_.axes(); ++axis) now.push_back(along(given, axis));
+  for (const Step& step : steps) {
+    const Cut* const from = now[step.axis];
+    const Cut* const end = along(wanted, step.axis);
+    const Cut* const to = step.is_to_none ? nullptr : end;
+    if (from != nullptr && to != nullptr)
+      tensor = recut(tensor, *from, *to);
+    else if (from != nullptr)
+      tensor = gather(tensor, *from, /*enters=*/end == nullptr && std::ranges::count(entered, step.axis) > 0);
+    else if (to != nullptr)
+      tensor = slice_of(enter(tensor, step.axis), *to, grid_.rank(position_, step.axis));
+    now[step.axis] = to;
+  }
+  return tensor;
+}
+
+/// This rank's part by `to` of a tensor that it has by `from`.
+at::Tensor AxisPass::recut(const at::Tensor& part, const Cut& from, const Cut& to) {
+  if (moves(from.axis)) return exchanges(from.axis).recut(part, from, to, running_);
+  const int rank = grid_.rank(position_, from.axis);
+  bool is_inside = from.dim == to.dim && from.outer == to.outer && from.ranges->whole() == to.ranges->whole();
+  for (int other = 0; is_inside && other < grid_.ranks(from.axis); ++other)
+    for (const Interval& one : to.ranges->of_rank(other))
+      is_inside = is_inside && from.ranges->place_of(other, one).size() == one.size();
+  if (!is_inside) return slice_of(enter(gather(part, from, /*enters=*/false), from.axis), to, rank);
+  std::vector<std::vector<Interval>> local(grid_.ranks(from.axis));
+  for (const Interval& one : to.ranges->of_rank(rank)) local[rank].push_back(from.ranges->place_of(rank, one));
+  return slice_of(part,
+                  {.dim = from.dim,
+                   .outer = to.outer,
+                   .ranges = std::make_shared<const Ranges>(from.ranges->local(rank), std::move(local))},
+                  rank);
+}
+
 bool AxisPass::may_read_parts() const {
   return std::ranges::any_of(axes_, [](const PassAxis& axis) { return axis.policy->may_read_parts(); });
 }
@@ -448,11 +523,12 @@ void AxisPass::check_count(const OperatorCall& call, size_t index, const PlacedT
 }
 
 void AxisPass::refuse(const OperatorCall& call, const at::Tensor& tensor, const std::string& reason,
-                      const std::string& fix) {
+                      const std::string& fix, int axis) {
   const auto known = table_.find(tensor);
   const std::string& parameter = known ? known->parameter : std::string();
   const bool is_cut = known && known->is_cut() && !known->placement->at(position_).empty();
-  Group& of = group(is_cut ? known->placement->at(position_).front().axis : 0);
+  if (axis < 0) axis = is_cut ? known->placement->at(position_).front().axis : 0;
+  Group& of = group(axis);
   throw StateError(str(call.op.schema().name(), " ", reason, ": ", tensor.sizes(), " is a slice",
                        parameter.empty() ? "" : " of \"", parameter, parameter.empty() ? "" : "\"", ", that of rank ",
                        of.rank(), " of group '", of.name(), "'; ", fix));

@@ -7,6 +7,7 @@
 #include <ATen/ops/any.h>
 #include <ATen/ops/prod.h>
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <utility>
@@ -46,14 +47,34 @@ bool has_dropout(const OperatorCall& call) {
   return share.isDouble() && share.toDouble() > 0;
 }
 
-/// Whether all positions keep the first `count` cuts.
-bool is_kept(const Placement& given, const Placement& wanted, int positions, size_t count) {
-  for (int position = 0; position < positions; ++position) {
-    const Placement::Cuts &from = given.at(position), &to = wanted.at(position);
-    if (to.size() < count || !std::equal(from.begin(), from.begin() + count, to.begin())) return false;
+/// What a call does along a dim of which its row knows no other way.
+const char* verb_of(const OperatorCall& call, FactorKind kind) {
+  const std::string& name = call.op.schema().name();
+  if (name.find("sort") != std::string::npos || name.find("topk") != std::string::npos) return "sorts along";
+  if (name.find("conv") != std::string::npos) return "has windows along";
+  if (name.find("norm") != std::string::npos) return "normalises over";
+  switch (kind) {
+    case FactorKind::kEach:
+      return "needs all of";
+    case FactorKind::kWhole:
+      return "mixes elements of";
+    case FactorKind::kPlaces:
+      return "takes single elements of";
+    default:
+      return "reduces";
   }
-  return true;
 }
+
+/// A value in place of another one that is equal to it up to rounding, with its gradient.
+struct InPlaceOf : torch::autograd::Function<InPlaceOf> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& other, const at::Tensor& value) {
+    return value.to(other.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& gradients) {
+    return {gradients[0], {}};
+  }
+};
 
 /// The argument that is added behind a sum, left out before it.
 c10::IValue nothing_for(const c10::Argument& argument, const at::Tensor& term) {
@@ -84,21 +105,25 @@ Operands AxisPass::operands_of(const OperatorCall& call, const PlacedArguments& 
 
 /// The decision about a call, alike for all that differ in their tensors' values alone.
 struct AxisPass::Decided {
-  enum class Way : uint8_t { kByRow, kWhole, kWithin, kNewSizes };
+  enum class Way : uint8_t { kByRow, kWhole, kGathered, kWithin, kNewSizes, kRefused };
   Row row = {};
   Decision decision = {};
   std::optional<RowCall> of_wholes = {};
   Way way = Way::kByRow;
-  int term = -1;           ///< the operand that is left out and added behind the join
-  bool copies = false;     ///< what would be views of the arguments shares no memory with them
-  bool has_moves = false;  ///< an operand has to be exchanged, or entered
-  bool is_known = false;   ///< `plain` is: arguments that are no tensors mean the same in each such call
+  int term = -1;                 ///< the operand that is left out and added behind the join
+  bool copies = false;           ///< what would be views of the arguments shares no memory with them
+  bool counts_extremes = false;  ///< equal ones of all ranks share a gradient
+  bool has_moves = false;        ///< an operand has to be exchanged, or entered
+  bool is_known = false;         ///< `plain` is: arguments that are no tensors mean the same in each such call
   std::vector<std::pair<size_t, c10::IValue>> plain = {};      ///< arguments that mean something else here
   std::vector<std::vector<int>> entered = {};                  ///< by operand: axes along which it enters as a whole
+  std::vector<std::vector<Step>> steps = {};                   ///< by operand
   std::vector<std::shared_ptr<const Placement>> results = {};  ///< null: whole
   std::shared_ptr<const Placement> within = nullptr;           ///< kWithin: of what is written, whole until then
-  std::vector<std::shared_ptr<const PartOf>> parts = {};       ///< of results, as they were last
-  std::vector<std::shared_ptr<const Placement>> kept = {};     ///< what the key names by address; so the next one
+  std::vector<std::vector<Step>> back = {};                    ///< of results, to:
+  std::vector<std::shared_ptr<const Placement>> returned = {};
+  std::vector<std::shared_ptr<const PartOf>> parts = {};    ///< of results, as they were last
+  std::vector<std::shared_ptr<const Placement>> kept = {};  ///< what the key names by address; so the next one
   std::shared_ptr<const OwnRow> own = {};
 };
 
@@ -123,8 +148,9 @@ class RowRun {
   std::shared_ptr<Decided> decided();
   void decide_on(Decided& made, bool asks_gradient);
   at::Tensor localise(Decided& made, LocalCall& here);
-  at::Tensor placed(const Operand& one, const Placement& wanted, const std::vector<int>& entered);
-  at::Tensor recut(const at::Tensor& part, const Cut& from, const Cut& to, int axis);
+  at::Tensor placed(const Decided& made, size_t operand);
+  [[noreturn]] void refuse(const Decided& made);
+  at::Tensor extreme(const Decided& made, const at::Tensor& own);
   at::Tensor summed_product(const Decision& decision);
   void finish(Decided& made, const LocalCall& here, bool joins, const at::Tensor& added);
   const std::shared_ptr<const PartOf>& part_of(Decided& made, size_t i, const Joined& one, bool is_of_parameter);
@@ -140,6 +166,7 @@ class RowRun {
   const Next next_;
   const AxisPass::Meaning& meaning_;
   const Operands operands_;
+  at::Tensor first_;  ///< argument 0, as the operator gets it
 };
 
 void AxisPass::run_row(OperatorCall& call, Next next, const Meaning& meaning, const PlacedArguments& found) {
@@ -190,6 +217,11 @@ void RowRun::run(const PlacedArguments& found) {
   const std::shared_ptr<Decided> made = decided();
   if (made->way == Decided::Way::kWhole) return pass_.run_whole(call_, next_, found);
   if (made->way == Decided::Way::kWithin) return run_within(*made, found);
+  if (made->way == Decided::Way::kGathered) return pass_.run_gathered(call_, next_, found);
+  if (made->way == Decided::Way::kRefused) {
+    if (pass_.can_open(call_) && !has_dropout(call_)) return pass_.run_opened(call_, next_, found);
+    refuse(*made);
+  }
   if (made->way == Decided::Way::kNewSizes)
     pass_.refuse(call_, found[0].tensor, "changes the sizes in place of", "use the operator without _");
   LocalCall here;
@@ -200,6 +232,7 @@ void RowRun::run(const PlacedArguments& found) {
     next_.run(call_, [&] { added = localise(*made, here); });
   }
   if (call_.traits.random || has_dropout(call_)) call_.stream = RandomStream::kSlice;
+  if (made->counts_extremes) first_ = argument(call_, 0).toTensor();
   const at::Tensor sum = summed_product(made->decision);
   if (sum.defined()) {
     give(call_, {sum});
@@ -286,32 +319,38 @@ void RowRun::decide_on(Decided& made, bool asks_gradient) {
     return;
   }
   made.row = *row;
-  made.decision = decide(made.row, placements, pass_.grid_, leads);
+  made.decision = decide(made.row, placements, pass_.grid_, leads, pass_.undivided_);
   const Decision& decision = made.decision;
   const bool needs_counts = asks_gradient && std::ranges::any_of(decision.joins, [](const Decision::Join& join) {
                               return shares_gradient(join.kind);
                             });
-  if (decision.divided.empty() || needs_counts) made.way = Decided::Way::kWhole;
+  made.counts_extremes = needs_counts && std::ranges::any_of(decision.joins, [this](const Decision::Join& join) {
+                           return pass_.moves(join.axis);
+                         });
+  if (decision.divided.empty() || (needs_counts && !made.counts_extremes)) made.way = Decided::Way::kGathered;
+  if (needs_counts && !made.counts_extremes) made.way = Decided::Way::kWhole;  // an axis beside it may move
+  if (decision.refusal) made.way = Decided::Way::kRefused;
   for (size_t i = 0; i < operands_.size() && made.way == Decided::Way::kByRow; ++i) {
     const bool writes_statistics = trireme::writes_statistics(*made.of_wholes, i);
     if (!operands_[i].is_written && !writes_statistics) continue;
     if (!(decision.arguments[i] == placements[i])) {
       made.way = Decided::Way::kWhole;
       const bool is_within = i == 0 && writes_first(call_) && operands_[0].found == nullptr &&
-                             decision.results.size() == 1 && decision.results[0] == decision.arguments[0];
+                             decision.returned.size() == 1 && decision.returned[0] == decision.arguments[0];
       if (!is_within || !pass_.may_hold_within(decision.arguments[0])) continue;
       made.way = Decided::Way::kWithin;
       made.within = std::make_shared<const Placement>(decision.arguments[0]);
       return;
     }
     if (writes_statistics) continue;
-    if (!(decision.results[0] == placements[i]) ||
+    if (!(decision.returned[0] == placements[i]) ||
              made.row.sizes_of(made.row.results[0]) != made.row.sizes_of(made.row.arguments[i]))
       made.way = Decided::Way::kNewSizes;
   }
   made.term = decision.joins.empty() ? -1 : made.row.term;
   for (size_t i = 0; i < operands_.size(); ++i) {
     std::vector<int>& entered = made.entered.emplace_back();
+    made.steps.push_back(steps_between(placements[i], decision.arguments[i], pass_.grid_));
     if (!operands_[i].tensor.defined() || operands_[i].is_written) continue;
     const bool is_term = static_cast<int>(i) == made.term;
     for (const int axis : decision.divided)
@@ -321,9 +360,16 @@ void RowRun::decide_on(Decided& made, bool asks_gradient) {
     made.has_moves = made.has_moves || !entered.empty() || is_moved;
     made.copies = made.copies || is_moved;
   }
-  made.copies = (made.copies || !decision.joins.empty()) && AxisPass::gives_views(call_);
-  for (const Placement& placement : decision.results)
-    made.results.push_back(placement.at(0).empty() ? nullptr : std::make_shared<const Placement>(placement));
+  const auto shared = [](const Placement& one) {
+    return one.at(0).empty() ? nullptr : std::make_shared<const Placement>(one);
+  };
+  for (size_t i = 0; i < decision.results.size(); ++i) {
+    made.results.push_back(shared(decision.results[i]));
+    made.returned.push_back(shared(decision.returned[i]));
+    made.back.push_back(steps_between(decision.results[i], decision.returned[i], pass_.grid_));
+  }
+  const bool goes_back = std::ranges::any_of(made.back, [](const std::vector<Step>& steps) { return !steps.empty(); });
+  made.copies = (made.copies || goes_back || !decision.joins.empty()) && AxisPass::gives_views(call_);
 }
 
 /// The arguments become this rank's. The term that is to be added behind a sum, if there is one.
@@ -331,8 +377,7 @@ at::Tensor RowRun::localise(Decided& made, LocalCall& here) {
   const Decision& decision = made.decision;
   std::vector<at::Tensor> tensors;
   for (size_t i = 0; i < operands_.size(); ++i)
-    tensors.push_back(operands_[i].is_written ? operands_[i].tensor
-                                              : placed(operands_[i], decision.arguments[i], made.entered[i]));
+    tensors.push_back(operands_[i].is_written ? operands_[i].tensor : placed(made, i));
   const at::Tensor added = made.term >= 0 ? tensors[made.term] : at::Tensor();
   here.arguments = with_tensors(call_.arguments().vec(), tensors);
   if (made.term >= 0) {
@@ -372,16 +417,25 @@ void RowRun::finish(Decided& made, const LocalCall& here, bool joins, const at::
   const bool is_of_parameter = operands_.size() == 1 && operands_[0].found->known->is_parameter;
   c10::SmallVector<Joined, 2> found;
   for (size_t i = 0; i < results.size(); ++i) found.push_back({results[i], placement_of(i)});
-  if (here.mend || (joins && !decision.joins.empty()) || added.defined() || gathers_output) {
+  const auto back_of = [&](size_t i) { return std::min(i, made.back.size() - 1); };
+  const bool goes_back = std::ranges::any_of(made.back, [](const std::vector<Step>& steps) { return !steps.empty(); });
+  if (here.mend || (joins && !decision.joins.empty()) || added.defined() || gathers_output || goes_back) {
     next_.run(call_, [&] {
       if (here.mend) here.mend(results);
       for (size_t i = 0; i < results.size(); ++i) {
         if (!results[i].defined()) continue;
         found[i].tensor = results[i];
-        for (auto one = decision.joins.rbegin(); joins && one != decision.joins.rend(); ++one)
+        if (made.counts_extremes) found[i].tensor = extreme(made, results[i]);
+        for (auto one = decision.joins.rbegin(); joins && !made.counts_extremes && one != decision.joins.rend(); ++one)
           if (made.results.empty() || !decision.results[std::min(i, made.results.size() - 1)].is_cut_along(one->axis))
             join(found[i], *one);
         if (added.defined()) add_term(found[i], added);
+        if (goes_back && !made.back[back_of(i)].empty()) {
+          const size_t at = back_of(i);
+          found[i].tensor =
+              pass_.exchanged(found[i].tensor, decision.results[at], decision.returned[at], made.back[at]).contiguous();
+          found[i].placement = made.returned[at];
+        }
         if (gathers_output && found[i].placement != nullptr) {
           found[i].tensor = pass_.whole({0, found[i].tensor, part_by(found[i].placement)});
           found[i].placement = nullptr;
@@ -508,55 +562,54 @@ void RowRun::add_term(Joined& result, const at::Tensor& term) {
   result.tensor = result.tensor + added;
 }
 
-/// The operand as `wanted`: gathered as far as needed, then taken, and entered along axes that divide the rest.
-at::Tensor RowRun::placed(const Operand& one, const Placement& wanted, const std::vector<int>& entered) {
-  at::Tensor tensor = one.tensor;
-  if (!tensor.defined()) return tensor;
-  const Placement::Cuts& to = wanted.at(pass_.position_);
-  size_t at = 0;
-  if (one.found != nullptr) {
-    const Placement& given = *one.found->known->placement;
-    const Placement::Cuts& from = given.at(pass_.position_);
-    for (at = from.size(); !is_kept(given, wanted, pass_.grid_.positions(), at); --at) {
-      const Cut& last = from[at - 1];
-      const bool is_recut = at == to.size() && to[at - 1].axis == last.axis && to[at - 1].dim == last.dim &&
-                            is_kept(given, wanted, pass_.grid_.positions(), at - 1);
-      if (is_recut) {
-        tensor = recut(tensor, last, to[at - 1], last.axis);
-        break;
-      }
-      tensor = pass_.gather(tensor, last, std::ranges::find(entered, last.axis) != entered.end());
-    }
-  }
-  const bool is_taken = at < to.size();
-  for (; at < to.size(); ++at)
-    tensor = slice_of(pass_.enter(tensor, to[at].axis), to[at], pass_.grid_.rank(pass_.position_, to[at].axis));
+/// The operand as the decision says: exchanged, and entered along axes that divide the rest.
+at::Tensor RowRun::placed(const Decided& made, size_t operand) {
+  const Operand& one = operands_[operand];
+  if (!one.tensor.defined()) return one.tensor;
+  const Placement whole(pass_.grid_.positions());
+  const Placement& given = one.found != nullptr ? *one.found->known->placement : whole;
+  const std::vector<int>& entered = made.entered[operand];
+  at::Tensor tensor =
+      pass_.exchanged(one.tensor, given, made.decision.arguments[operand], made.steps[operand], entered);
   // A part of what is dense lies between other parts; views and some kernels count on a dense one.
   if (one.tensor.is_contiguous()) tensor = tensor.contiguous();
   // A view of this rank's part of what all ranks have is no view of that.
-  if (is_taken && AxisPass::gives_views(call_)) tensor = tensor.clone();
-  for (const int axis : entered) {
-    const bool was_gathered = one.found != nullptr && one.found->known->placement->is_cut_along(axis);
-    if (!was_gathered) tensor = pass_.enter(tensor, axis);
-  }
+  if (one.found == nullptr && !made.steps[operand].empty() && AxisPass::gives_views(call_)) tensor = tensor.clone();
+  for (const int axis : entered)
+    if (!given.is_cut_along(axis)) tensor = pass_.enter(tensor, axis);
   return tensor;
 }
 
-/// This rank's part by `to` of a tensor that it has by `from`, cut otherwise along the same dim.
-at::Tensor RowRun::recut(const at::Tensor& part, const Cut& from, const Cut& to, int axis) {
-  const int rank = pass_.grid_.rank(pass_.position_, axis);
-  bool is_inside = from.outer == to.outer && from.ranges->whole() == to.ranges->whole();
-  for (int other = 0; is_inside && other < pass_.grid_.ranks(axis); ++other)
-    for (const Interval& one : to.ranges->of_rank(other))
-      is_inside = is_inside && from.ranges->place_of(other, one).size() == one.size();
-  if (!is_inside) return slice_of(pass_.enter(pass_.gather(part, from, /*enters=*/false), axis), to, rank);
-  std::vector<std::vector<Interval>> local(pass_.grid_.ranks(axis));
-  for (const Interval& one : to.ranges->of_rank(rank)) local[rank].push_back(from.ranges->place_of(rank, one));
-  return slice_of(part,
-                  {.dim = from.dim,
-                   .outer = to.outer,
-                   .ranges = std::make_shared<const Ranges>(from.ranges->local(rank), std::move(local))},
-                  rank);
+void RowRun::refuse(const Decided& made) {
+  const Decision::Refusal& why = *made.decision.refusal;
+  const Operand& one = operands_[why.argument];
+  const Cut& cut = *pass_.cut_of(*one.found->known, why.axis);
+  pass_.refuse(
+      call_, one.tensor,
+      str(verb_of(call_, why.kind), " dim ", cut.dim, " of ", at::IntArrayRef(pass_.whole_sizes_of(*one.found)),
+          ", which ", pass_.axes_[why.axis].policy->name(), " cuts"),
+      str("use it along another dim, or with at least ", pass_.grid_.ranks(why.axis),
+          " samples, heads or channels that it treats apart"),
+      why.axis);
+}
+
+/// The extreme of all ranks' elements. Those that are equal to it share its gradient as on one rank: their mean has it.
+at::Tensor RowRun::extreme(const Decided& made, const at::Tensor& own) {
+  const std::string& name = call_.op.schema().name();
+  Joined of_all{own.detach(), nullptr};
+  const std::vector<Decision::Join>& joins = made.decision.joins;
+  for (auto one = joins.rbegin(); one != joins.rend(); ++one) join(of_all, *one);
+  const std::vector<int64_t> dims = made.of_wholes->dims_named("dim", first_.dim());
+  const bool keeps = of_all.tensor.dim() == first_.dim();
+  at::Tensor beside = of_all.tensor;
+  for (const int64_t dim : dims)
+    if (!keeps) beside = beside.unsqueeze(dim);
+  const at::Tensor is_extreme = first_.detach().eq(beside);
+  at::Tensor count = is_extreme.sum(dims, keeps), mean = (first_ * is_extreme).sum(dims, keeps);
+  for (const Decision::Join& one : joins) count = pass_.exchanges(one.axis).all_reduce(count, name);
+  mean = mean / count;
+  for (const Decision::Join& one : joins) mean = pass_.exchanges(one.axis).sum(mean, name);
+  return InPlaceOf::apply(mean, of_all.tensor);
 }
 
 }  // namespace trireme

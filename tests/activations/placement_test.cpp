@@ -2,10 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "trireme/activations/decide.h"
 #include "trireme/activations/placement.h"
+#include "trireme/base/error.h"
 
 namespace trireme::testing {
 namespace {
@@ -173,6 +175,119 @@ TEST(ADecision, DividesNothingWherePositionsCutOtherFactors) {
     placement.at(position) = {cut(0, 0, 1, Ranges(6, Of{{{0, 2}}, {{2, 6}}})),
                               cut(1, 0, 1, Ranges::even(position < 2 ? 2 : 4, 2))};
   EXPECT_EQ(decide(row, {placement}, grid).divided, std::vector<int>{0});
+}
+
+// --- axes that gather small tensors alone ---
+
+Decision moved(const Row& row, const std::vector<Placement>& arguments, const AxisGrid& grid) {
+  return decide(row, arguments, grid, {}, std::vector<Undivided>(grid.axes(), Undivided::kMove));
+}
+
+/// [b s] -> [b s], b of 4 and s, of 6, mixed.
+Row mixed() {
+  Row row;
+  const uint8_t b = row.add(4), s = row.add(6, FactorKind::kWhole);
+  row.arguments = row.results = {{{b}, {s}}};
+  return row;
+}
+
+TEST(ADecisionThatMoves, DividesAnotherFactorAndComesBack) {
+  const AxisGrid grid({2});
+  const Placement tokens = cut_everywhere(grid, cut(0, 1, 1, Ranges(6, Of{{{0, 1}, {4, 6}}, {{1, 4}}})));
+  const Row row = mixed();
+  const Decision made = moved(row, {tokens}, grid);
+  EXPECT_FALSE(made.refusal);
+  EXPECT_EQ(made.arguments[0], cut_everywhere(grid, cut(0, 0, 1, Ranges::even(4, 2))));
+  EXPECT_EQ(made.results[0], made.arguments[0]);
+  EXPECT_EQ(made.returned[0], tokens);
+}
+
+TEST(ADecisionThatMoves, RefusesWhereNothingElseCanBeDivided) {
+  const AxisGrid grid({5});
+  const Row row = mixed();
+  const Decision made = moved(row, {cut_everywhere(grid, cut(0, 1, 1, Ranges::even(6, 5)))}, grid);
+  ASSERT_TRUE(made.refusal);
+  EXPECT_EQ(made.refusal->kind, FactorKind::kWhole);
+}
+
+/// x[2:2 + size] of 6 indices.
+Row slice_of_six(int64_t size) {
+  Row row;
+  const uint8_t from = row.add(6), to = row.add(size), d = row.add(2);
+  row.arguments = {{{from}, {d}}};
+  row.results = {{{to}, {d}}};
+  row.pieces = {{to, {{0, from, 2, 2 + size}}}};
+  return row;
+}
+
+TEST(ADecisionThatMoves, GivesEachRankAnEqualShareOfAPiece) {
+  const AxisGrid grid({3});
+  const Row row = slice_of_six(4);
+  const Decision made = moved(row, {cut_everywhere(grid, cut(0, 0, 1, Ranges::even(6, 3)))}, grid);
+  EXPECT_EQ(made.arguments[0], cut_everywhere(grid, cut(0, 0, 1, Ranges(6, Of{{{2, 3}}, {{3, 4}}, {{4, 6}}}))));
+  EXPECT_EQ(made.results[0], cut_everywhere(grid, cut(0, 0, 1, Ranges::even(4, 3))));
+  EXPECT_EQ(made.returned[0], made.results[0]);
+}
+
+TEST(ADecisionThatMoves, GivesFewElementsToEveryRank) {
+  const AxisGrid grid({3});
+  const Row row = slice_of_six(2);
+  const Placement given = cut_everywhere(grid, cut(0, 0, 1, Ranges::even(6, 3)));
+  const Decision made = moved(row, {given}, grid);
+  EXPECT_EQ(made.arguments[0], given) << "nothing of the argument moves";
+  EXPECT_EQ(made.results[0], cut_everywhere(grid, cut(0, 0, 1, Ranges(2, Of{{}, {{0, 2}}, {}}))));
+  EXPECT_EQ(made.returned[0], Placement(3));
+}
+
+/// [q d] [k d] -> [q k]: scores.
+Row scores(int64_t q, int64_t k, int64_t d) {
+  Row row;
+  const uint8_t of_q = row.add(q), of_k = row.add(k), of_d = row.add(d, FactorKind::kSum), heads = row.add(4);
+  row.arguments = {{{heads}, {of_q}, {of_d}}, {{heads}, {of_k}, {of_d}}};
+  row.results = {{{heads}, {of_q}, {of_k}}};
+  return row;
+}
+
+TEST(ADecisionThatMoves, GathersAnArgumentThatIsSmallBesideTheResultAndMovesALargeOne) {
+  const AxisGrid grid({2});
+  const Placement tokens = cut_everywhere(grid, cut(0, 1, 1, Ranges::even(8, 2)));
+  const Row small = scores(8, 8, 4), large = scores(8, 8, 5);
+  EXPECT_EQ(moved(small, {tokens, tokens}, grid).arguments[1], Placement(2)) << "128 elements of keys, as many scores on each rank";
+  const Decision made = moved(large, {tokens, tokens}, grid);
+  const Placement heads = cut_everywhere(grid, cut(0, 0, 1, Ranges::even(4, 2)));
+  EXPECT_EQ(made.arguments, (std::vector<Placement>{heads, heads}));
+  EXPECT_EQ(made.returned[0], tokens);
+}
+
+TEST(ADecisionThatMoves, LeavesOtherAxesTheirWay) {
+  const AxisGrid grid({2, 2});
+  const Row row = mixed();
+  Placement placement(grid.positions());
+  for (int position = 0; position < grid.positions(); ++position)
+    placement.at(position) = {cut(0, 1, 1, Ranges::even(6, 2))};
+  const std::vector<Undivided> ways{Undivided::kGather, Undivided::kMove};
+  EXPECT_EQ(decide(row, {placement}, grid, {}, ways).arguments[0], Placement(4));
+}
+
+TEST(StepsBetweenPlacements, ChangeTheInnerAxisFirstWhereBothCutADim) {
+  const AxisGrid grid({2, 2});
+  Placement nested(grid.positions()), apart(grid.positions());
+  for (int position = 0; position < grid.positions(); ++position) {
+    nested.at(position) = {cut(0, 0, 1, Ranges::even(8, 2)), cut(1, 0, 1, Ranges::even(4, 2))};
+    apart.at(position) = {cut(0, 1, 1, Ranges::even(8, 2)), cut(1, 2, 1, Ranges::even(8, 2))};
+  }
+  const auto text = [&](const Placement& from, const Placement& to) {
+    std::string made;
+    for (const Step& step : steps_between(from, to, grid)) made += str(step.axis, step.is_to_none ? "- " : " ");
+    return made;
+  };
+  EXPECT_EQ(text(nested, apart), "1 0 ");
+  EXPECT_EQ(text(apart, nested), "0 1 ");
+  EXPECT_EQ(text(nested, nested), "");
+  Placement outer_moves = nested;
+  for (int position = 0; position < grid.positions(); ++position)
+    outer_moves.at(position) = {cut(0, 1, 1, Ranges::even(8, 2)), cut(1, 0, 1, Ranges::even(8, 2))};
+  EXPECT_EQ(text(nested, outer_moves), "1- 0 1 ") << "the inner one counts in what the outer one leaves";
 }
 
 }  // namespace

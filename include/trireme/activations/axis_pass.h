@@ -72,6 +72,8 @@ class AxisPolicy {
   virtual bool sums_in_double() const { return false; }
   /// Whether sizes that a program computes with may be those of a part.
   virtual bool may_read_parts() const { return false; }
+  /// What is done where no factor of tensors that are cut along the axis can be divided.
+  virtual Undivided undivided() const { return Undivided::kGather; }
   /// "tensor parallelism".
   virtual std::string name() const = 0;
   /// The fix for an operator of which nothing is known.
@@ -86,7 +88,8 @@ struct PassAxis {
 
 /// Runs each operator in one of three ways: on this rank's parts, and the result is cut, too; on parts, and ranks join
 /// the results; on whole tensors, which are gathered. Each decision is by schemas, sizes and placements, which are
-/// alike on all ranks; it is kept, so that a model's second step computes none.
+/// alike on all ranks; it is kept, so that a model's second step computes none. Along an axis of kMove tensors are cut
+/// otherwise in place of being gathered, or the operator is refused.
 class AxisPass : public Pass {
  public:
   /// The last axis is the innermost.
@@ -132,9 +135,12 @@ class AxisPass : public Pass {
   at::Tensor whole(const PlacedArgument& one);
   /// `local`, this rank's part by `placement`, as programs get it.
   at::Tensor as_part(const at::Tensor& local, const std::shared_ptr<const Placement>& placement);
+  /// Runs `call` on whole tensors. One that is cut along an axis of kMove is not made whole: the operators that `call`
+  /// is made of run in its place, or it is refused.
   void run_whole(OperatorCall& call, Next next, const PlacedArguments& found);
+  /// `axis`: that of the rank that the text names; -1: the first that cuts `tensor`.
   [[noreturn]] void refuse(const OperatorCall& call, const at::Tensor& tensor, const std::string& reason,
-                           const std::string& fix);
+                           const std::string& fix, int axis = -1);
 
  private:
   static bool gives_views(const OperatorCall& call);
@@ -168,6 +174,15 @@ class AxisPass : public Pass {
   void run_held_whole(OperatorCall& call, Next next, const PlacedArguments& found);
 
   std::shared_ptr<const PartOf> part_of(std::vector<int64_t> sizes, const std::shared_ptr<const Placement>& placement);
+  void run_gathered(OperatorCall& call, Next next, const PlacedArguments& found);
+  void run_opened(OperatorCall& call, Next next, const PlacedArguments& found);
+  /// Whether the operators that a call is made of may run in its place: they see the sizes of wholes.
+  bool can_open(const OperatorCall& call) const { return gives_parts_ && call.traits.composite && !call.traits.random; }
+  bool moves(int axis) const { return !undivided_.empty() && undivided_[axis] == Undivided::kMove; }
+  /// `tensor` by other cuts. `entered`: axes along which a whole of it enters.
+  at::Tensor exchanged(at::Tensor tensor, const Placement& given, const Placement& wanted,
+                       const std::vector<Step>& steps, const std::vector<int>& entered = {});
+  at::Tensor recut(const at::Tensor& part, const Cut& from, const Cut& to);
   at::Tensor gather(const at::Tensor& part, const Cut& cut, bool enters);
   template <class Make>
   at::Tensor entered_once(const at::Tensor& tensor, int axis, const Make& make);
@@ -184,6 +199,7 @@ class AxisPass : public Pass {
 
   const PassOrder order_;
   const std::vector<PassAxis> axes_;
+  const std::vector<Undivided> undivided_;  // by axis; empty: all gather
   const AxisGrid grid_;
   const int position_;
   std::string running_;  // the operator that is looked at
