@@ -74,6 +74,7 @@ PlacedArgument placed_argument(const at::Tensor& tensor, std::shared_ptr<const P
 }
 
 std::shared_ptr<const OwnRow> AxisPolicy::own_row(AxisPass&, const c10::OperatorHandle&) { return nullptr; }
+bool AxisPolicy::fit(AxisPass&, OperatorCall&, Next, PlacedArguments&) { return true; }
 bool AxisPolicy::run(AxisPass&, OperatorCall&, Next, PlacedArguments&) { return false; }
 at::Tensor AxisPolicy::summed_product(AxisPass&, const OperatorCall&, Next) { return {}; }
 std::optional<Cut> AxisPolicy::scattered(const OperatorCall&, const at::Tensor&) { return {}; }
@@ -85,7 +86,26 @@ AxisPass::AxisPass(PassOrder order, std::vector<PassAxis> axes)
       grid_(grid_of(axes_)),
       position_(position_of(axes_)),
       scope_(InterceptScope::Watch::kWrites, this) {
-  RankContext::of_this_thread().streams().set_slice(static_cast<uint64_t>(position_) + 1);
+  RankContext::of_this_thread().streams().set_slices(places_of_streams());
+}
+
+RandomStream AxisPass::stream_of(const Placement& placement) const {
+  uint8_t bits = 0;
+  for (const Cut& cut : placement.at(position_)) bits |= static_cast<uint8_t>(1 << cut.axis);
+  return stream_of_axes(bits);
+}
+
+/// This rank's place along each set of axes, the first axis alone first.
+std::vector<uint64_t> AxisPass::places_of_streams() const {
+  std::vector<uint64_t> places;
+  for (int bits = 1; bits < 1 << grid_.axes(); ++bits) {
+    uint64_t place = 0;
+    for (int axis = 0; axis < grid_.axes(); ++axis)
+      if ((bits >> axis & 1) != 0)
+        place = place * static_cast<uint64_t>(grid_.ranks(axis)) + static_cast<uint64_t>(grid_.rank(position_, axis));
+    places.push_back(place + 1);
+  }
+  return places;
 }
 
 AxisPass::~AxisPass() { RankContext::of_this_thread().streams().set_slice(0); }
@@ -286,6 +306,8 @@ void AxisPass::run_found(OperatorCall& call, Next next, PlacedArguments found) {
   for (const PassAxis& axis : axes_)
     if (auto own = axis.policy->own_row(*this, call.op)) return run_row(call, next, {.own = std::move(own)}, found);
   for (const PassAxis& axis : axes_)
+    if (!axis.policy->fit(*this, call, next, found)) return run_whole(call, next, found);
+  for (const PassAxis& axis : axes_)
     if (axis.policy->run(*this, call, next, found)) return;
   if (run_selection(call, next, found)) return;
   if (goes_by_mask(call)) return run_whole(call, next, found);
@@ -318,6 +340,20 @@ void AxisPass::run_opened(OperatorCall& call, Next next, const PlacedArguments& 
     if (has_part) argument(call, i) = with_tensors({argument(call, i)}, tensors)[0];
   }
   next.open(call);
+}
+
+void AxisPass::run_over_others(int axis, OperatorCall& call, Next next, PlacedArguments found) {
+  for (PlacedArgument& one : found) {
+    Placement placement = *one.known->placement;
+    for (Placement::Cuts& cuts : placement)
+      cuts.erase(std::remove_if(cuts.begin(), cuts.end(), [axis](const Cut& cut) { return cut.axis == axis; }),
+                 cuts.end());
+    PlacedTensor known = *one.known;
+    known.placement = kept(std::move(placement));
+    one.known = std::make_shared<const PlacedTensor>(std::move(known));
+  }
+  std::erase_if(found, [this](const PlacedArgument& one) { return one.known->placement->at(position_).empty(); });
+  found.empty() ? next(call) : run_found(call, next, std::move(found));
 }
 
 void AxisPass::run_whole(OperatorCall& call, Next next, const PlacedArguments& found) {

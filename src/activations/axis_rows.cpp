@@ -231,8 +231,12 @@ void RowRun::run(const PlacedArguments& found) {
   } else {
     next_.run(call_, [&] { added = localise(*made, here); });
   }
-  if (call_.traits.random || has_dropout(call_)) call_.stream = RandomStream::kSlice;
   if (made->counts_extremes) first_ = argument(call_, 0).toTensor();
+  if (call_.traits.random || has_dropout(call_)) {
+    uint8_t axes = 0;
+    for (const int axis : made->decision.divided) axes |= 1 << axis;
+    call_.stream = stream_of_axes(axes);
+  }
   const at::Tensor sum = summed_product(made->decision);
   if (sum.defined()) {
     give(call_, {sum});

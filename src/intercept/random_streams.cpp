@@ -2,11 +2,14 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <array>
 #include <mutex>
+#include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/base/mix64.h"
@@ -61,9 +64,11 @@ std::string text_of(const at::Tensor& state) {
   return text;
 }
 
-at::Tensor state_in(const std::string& text, int64_t expected) {
-  if (static_cast<int64_t>(text.size()) != 2 * expected)
-    throw CheckpointError(str("generator state: expected ", 2 * expected, " digits, found ", text.size(),
+/// The states of one generator of `each` bytes, or of several, as RandomStreams::state() gives them.
+at::Tensor state_in(const std::string& text, int64_t each) {
+  const auto expected = static_cast<int64_t>(text.size()) / 2;
+  if (text.size() % 2 != 0 || (expected != each && expected % (each + 1) != 0))
+    throw CheckpointError(str("generator state: expected ", 2 * each, " digits, found ", text.size(),
                               "; it was saved with another version of libtorch"));
   const at::Tensor state = at::empty({expected}, at::kByte);
   uint8_t* bytes = state.mutable_data_ptr<uint8_t>();
@@ -84,8 +89,8 @@ void RandomStreams::use_own_generator(uint64_t seed) {
   forget_slice(c10::kCPU);
 }
 
-void RandomStreams::set_slice(uint64_t place) {
-  place_ = place;
+void RandomStreams::set_slices(std::vector<uint64_t> places) {
+  places_ = std::move(places);
   slices_.clear();
 }
 
@@ -97,34 +102,52 @@ void RandomStreams::seed(c10::Device device, uint64_t seed) {
 }
 
 uint64_t RandomStreams::seed_in(RandomStream stream, uint64_t seed) const {
-  return stream == RandomStream::kSlice ? stream_seed(seed, place_) : seed;
+  return stream == RandomStream::kModel ? seed : stream_seed(seed, places_.at(static_cast<size_t>(stream) - 1));
 }
 
 at::Generator RandomStreams::generator(RandomStream stream, c10::Device device) {
   if (stream == RandomStream::kModel)
     return device.is_cpu() && own_.defined() ? own_ : at::globalContext().defaultGenerator(device);
-  for (const auto& [made_for, slice] : slices_)
-    if (made_for == device) return slice;
+  for (const Slice& slice : slices_)
+    if (slice.device == device && slice.stream == stream) return slice.generator;
   const at::Generator model = generator(RandomStream::kModel, device);
-  at::Generator slice = model.clone();
-  seed_generator(slice, seed_in(stream, model.current_seed()));
-  slices_.emplace_back(device, slice);
-  return slice;
+  at::Generator made = model.clone();
+  seed_generator(made, seed_in(stream, model.current_seed()));
+  slices_.push_back({device, stream, made});
+  std::ranges::stable_sort(slices_, {}, &Slice::stream);
+  return made;
 }
 
+/// Of kSlice alone as it is; else each behind its number.
 at::Tensor RandomStreams::state(RandomStream stream, c10::Device device) {
-  const auto is_made = [device](const auto& slice) { return slice.first == device; };
-  if (stream == RandomStream::kSlice && std::none_of(slices_.begin(), slices_.end(), is_made)) return {};
-  return state_of(generator(stream, device));
+  if (stream == RandomStream::kModel) return state_of(generator(stream, device));
+  std::vector<at::Tensor> states;
+  bool is_first_alone = true;
+  for (const Slice& slice : slices_) {
+    if (slice.device != device) continue;
+    is_first_alone = is_first_alone && slice.stream == RandomStream::kSlice;
+    states.push_back(at::tensor({static_cast<uint8_t>(slice.stream)}, at::kByte));
+    states.push_back(state_of(slice.generator));
+  }
+  if (states.empty()) return {};
+  return is_first_alone ? states[1] : at::cat(states);
 }
 
 void RandomStreams::set_state(RandomStream stream, c10::Device device, const at::Tensor& state) {
-  if (!state.defined()) return forget_slice(device);
-  set_state_of(generator(stream, device), state);
+  if (stream == RandomStream::kModel && state.defined()) return set_state_of(generator(stream, device), state);
+  forget_slice(device);
+  if (!state.defined()) return;
+  const int64_t bytes = state_of(generator(RandomStream::kModel, device)).numel();
+  if (state.numel() == bytes) return set_state_of(generator(stream, device), state);
+  for (int64_t at = 0; at + bytes < state.numel(); at += bytes + 1) {
+    const auto number = state[at].item<uint8_t>();
+    if (number == 0 || number > places_.size()) continue;  // saved where more axes cut activations
+    set_state_of(generator(static_cast<RandomStream>(number), device), state.narrow(0, at + 1, bytes).clone());
+  }
 }
 
 void RandomStreams::forget_slice(c10::Device device) {
-  std::erase_if(slices_, [device](const auto& slice) { return slice.first == device; });
+  std::erase_if(slices_, [device](const Slice& slice) { return slice.device == device; });
 }
 
 uint64_t stream_seed(uint64_t seed, uint64_t index) { return mix64(seed + index * 0x9e3779b97f4a7c15); }

@@ -237,7 +237,7 @@ void RankContext::run_kernel(OperatorCall& call) {
 // state of the stream's generator while the operator runs.
 void RankContext::run_random(OperatorCall& call) {
   if (call.seed && !has_generator(call)) return run_seeded(call);
-  const bool is_slice = call.stream == RandomStream::kSlice;
+  const bool is_slice = call.stream != RandomStream::kModel;
   if (!is_slice && !streams_.has_own_generator()) return call.op.redispatchBoxed(call.keys, &call.stack);
   const c10::Device device = is_slice ? device_of(call) : c10::Device(c10::kCPU);
   if (device.is_meta()) return call.op.redispatchBoxed(call.keys, &call.stack);  // there is nothing to draw

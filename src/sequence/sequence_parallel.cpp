@@ -99,9 +99,7 @@ class ByTokens final : public SequenceParallel::Impl {
 
 class ByRows final : public SequenceParallel::Impl {
  public:
-  ByRows(Group& group, SequenceAttention attention) : pass_(PassOrder::kSequence, axes_of(group, attention)) {
-    pass_.give_parts();
-  }
+  ByRows(std::shared_ptr<AxisPass> pass, int axis) : pass_(std::move(pass)), axis_(axis) { pass_->give_parts(); }
 
   at::Tensor cut(const at::Tensor& whole, int64_t dim) override {
     const int ranks = group().size();
@@ -109,57 +107,55 @@ class ByRows final : public SequenceParallel::Impl {
     if (is_part(whole))
       throw StateError(str("cut: ", whole.sizes(), " is a part of a sequence already; cut() takes whole tensors"));
     has_cut_ = true;
-    const Cut cut{.axis = kAxis,
+    const Cut cut{.axis = axis_,
                   .dim = along,
                   .ranges = std::make_shared<const Ranges>(Ranges::even(whole.size(along), ranks))};
-    PlacedTensor known = pass_.with_cut({}, cut);
+    PlacedTensor known = pass_->with_cut({}, cut);
     const WithoutInterception own_operators;
     if (whole.requires_grad())
-      return pass_.as_part(slice_of(whole, cut, group().rank()).clone(at::MemoryFormat::Contiguous), known.placement);
+      return pass_->as_part(slice_of(whole, cut, group().rank()).clone(at::MemoryFormat::Contiguous), known.placement);
     known.held = Held::kWhole;
     const at::Tensor held = whole.clone(at::MemoryFormat::Contiguous);
-    pass_.add(held, std::move(known));
+    pass_->add(held, std::move(known));
     return held;
   }
   bool is_part(const at::Tensor& tensor) override {
-    const auto known = pass_.find(tensor);
+    const auto known = pass_->find(tensor);
     return known && (known->is_cut() || known->is_unknown);
   }
   at::Tensor whole_of(const at::Tensor& part) override {
-    const auto known = pass_.find(part);
+    const auto known = pass_->find(part);
     return known && known->held == Held::kWhole ? part : at::Tensor();
   }
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) override {
-    return pass_.whole_sizes(tensor);
+    return pass_->whole_sizes(tensor);
   }
-  void speak_of_wholes() override { pass_.give_parts(false); }
+  void speak_of_wholes() override { pass_->give_parts(false); }
   bool has_cut() const override { return has_cut_; }
   bool is_of_tokens(const at::Tensor& loss) override {
-    const auto known = pass_.find(loss);
+    const auto known = pass_->find(loss);
     return known && known->is_cut() && known->held == Held::kPart;
   }
-  SentTensor sent(const at::Tensor& tensor) override { return pass_.sent(tensor); }
+  SentTensor sent(const at::Tensor& tensor) override { return pass_->sent(tensor); }
   at::Tensor taken(const at::Tensor& tensor, const std::string& cut) override {
     has_cut_ = true;
-    return pass_.taken(tensor, cut);
+    return pass_->taken(tensor, cut);
   }
-  at::Tensor whole(const at::Tensor& tensor) override { return pass_.whole_tensor(tensor); }
-  Group& group() const override { return pass_.group(kAxis); }
+  at::Tensor whole(const at::Tensor& tensor) override { return pass_->whole_tensor(tensor); }
+  Group& group() const override { return pass_->group(axis_); }
 
  private:
-  static constexpr int kAxis = 0;
-  static std::vector<PassAxis> axes_of(Group& group, SequenceAttention attention) {
-    std::vector<PassAxis> axes;
-    axes.push_back({std::make_shared<AxisExchanges>(group, GradientLaw::kShares, "sequence parallelism"),
-                    std::make_unique<sequence::TokenPolicy>(kAxis, attention)});
-    return axes;
-  }
-  AxisPass pass_;
+  const std::shared_ptr<AxisPass> pass_;
+  const int axis_;
   bool has_cut_ = false;
 };
 
 std::unique_ptr<SequenceParallel::Impl> made(Group& group, SequenceAttention attention) {
-  if (std::getenv("TRIREME_SEQUENCE_ROWS") != nullptr) return std::make_unique<ByRows>(group, attention);
+  if (std::getenv("TRIREME_SEQUENCE_ROWS") != nullptr) {
+    std::vector<PassAxis> axes;
+    axes.push_back(SequenceParallel::axis(group, attention, 0));
+    return std::make_unique<ByRows>(std::make_shared<AxisPass>(PassOrder::kSequence, std::move(axes)), 0);
+  }
   return std::make_unique<ByTokens>(group, attention);
 }
 
@@ -167,7 +163,15 @@ std::unique_ptr<SequenceParallel::Impl> made(Group& group, SequenceAttention att
 
 SequenceParallel::SequenceParallel(Group& group, SequenceAttention attention) : impl_(made(group, attention)) {}
 
+SequenceParallel::SequenceParallel(std::shared_ptr<AxisPass> pass, int axis)
+    : impl_(std::make_unique<ByRows>(std::move(pass), axis)) {}
+
 SequenceParallel::~SequenceParallel() = default;
+
+PassAxis SequenceParallel::axis(Group& group, SequenceAttention attention, int number) {
+  return {std::make_shared<AxisExchanges>(group, GradientLaw::kShares, "sequence parallelism"),
+          std::make_unique<sequence::TokenPolicy>(number, attention)};
+}
 
 at::Tensor SequenceParallel::cut(const at::Tensor& whole, int64_t dim) { return impl_->cut(whole, dim); }
 

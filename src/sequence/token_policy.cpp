@@ -92,13 +92,18 @@ bool TokenPolicy::run_attention(AxisPass& pass, OperatorCall& call, Next next, P
     pass.refuse(call, query, str("broadcasts keys ", key.sizes(), " and values ", value.sizes(), " over queries"),
                 "expand() them to one batch and as many heads; enable_gqa=True repeats heads of keys");
   const int rank = pass.group(axis_).rank();
+  // Over other axes each rank attends with heads of its own.
+  for (const size_t index : {kQuery, kKey, kValue})
+    for (const Cut& cut : find_in(found, index)->known->placement->at(pass.position()))
+      if (cut.axis != axis_ && cut.dim > heads_at)
+        pass.refuse(call, query, "attends over tokens and features that are cut", "let heads be a dim of their own");
   const auto queries = split_of(*cut_of(pass, found, kQuery), rank), keys = split_of(*cut_of(pass, found, kKey), rank),
              values = split_of(*cut_of(pass, found, kValue), rank);
   if (!queries || !keys || !values || keys->lengths != values->lengths) return false;
   const auto placement = find_in(found, kQuery)->known->placement;
   const c10::IValue given = call.arguments()[kMask];
   const at::Tensor mask = given.isTensor() ? given.toTensor() : at::Tensor();
-  if (call.arguments()[kDropout].toDouble() > 0) call.stream = RandomStream::kSlice;
+  if (call.arguments()[kDropout].toDouble() > 0) call.stream = pass.stream_of(*placement);
   if (attention_ == SequenceAttention::kRing)
     run_in_ring(call, next, *queries, *keys, mask, pass.group(axis_));
   else
@@ -144,15 +149,16 @@ bool TokenPolicy::run_class_loss(AxisPass& pass, OperatorCall& call, Next next, 
   const at::Tensor class_weight = weight.isTensor() ? weight.toTensor() : at::Tensor();
   const at::Tensor target = next.run(call, [&] { return own_target(pass, call, found, of_target); });
   argument(call, kTarget) = target;
+  std::erase_if(found, [](const PlacedArgument& one) { return one.index == kTarget; });
   if (reduction == at::Reduction::None) {
-    next(call);
+    pass.run_over_others(axis_, call, next, found);
     Cut of_result = cut;
     of_result.dim -= cut.dim > class_dim;
     call.stack.back() = pass.as_part(call.stack.back().toTensor(), pass.with_cut({}, of_result).placement);
     return true;
   }
   argument(call, kReduction) = int64_t{at::Reduction::Sum};
-  next(call);
+  pass.run_over_others(axis_, call, next, found);
   const at::Tensor sum = call.stack.back().toTensor();
   call.stack.back() = next.run(call, [&]() -> at::Tensor {
     AxisExchanges& axis = pass.exchanges(axis_);

@@ -17,6 +17,7 @@ class TokenPolicy final : public AxisPolicy {
   TokenPolicy(int axis, SequenceAttention attention) : axis_(axis), attention_(attention) {}
 
   bool run(AxisPass& pass, OperatorCall& call, Next next, PlacedArguments& found) override;
+  Undivided undivided() const override { return Undivided::kMove; }
   bool writes_within() const override { return true; }
   bool sums_in_double() const override { return true; }
   std::string name() const override { return "sequence parallelism"; }

@@ -22,24 +22,30 @@ constexpr double kOfLoss = 1e-4;
 }  // namespace
 
 struct TensorParallel::Impl {
-  static constexpr int kAxis = 0;
-  Impl(Group& group, std::unique_ptr<tensor::TensorPolicy> own)
-      : policy(*own), pass(PassOrder::kTensor, axes_of(group, std::move(own))) {}
-  static std::vector<PassAxis> axes_of(Group& group, std::unique_ptr<tensor::TensorPolicy> policy) {
-    std::vector<PassAxis> axes;
-    axes.push_back({std::make_shared<AxisExchanges>(group, GradientLaw::kWhole, "tensor_parallel"), std::move(policy)});
-    return axes;
-  }
-  Group& group() const { return pass.group(kAxis); }
+  Group& group() const { return pass->group(axis); }
 
-  tensor::TensorPolicy& policy;
-  AxisPass pass;
+  const std::shared_ptr<AxisPass> pass;
+  const int axis;
+  tensor::TensorPolicy& policy = dynamic_cast<tensor::TensorPolicy&>(pass->policy(axis));
   bool has_compared_loss = false;
   bool has_slices = false, gives_parts = false;
 };
 
+PassAxis TensorParallel::axis(Group& group, int number) {
+  return {std::make_shared<AxisExchanges>(group, GradientLaw::kWhole, "tensor_parallel"),
+          std::make_unique<tensor::TensorPolicy>(number, group.size())};
+}
+
 TensorParallel::TensorParallel(Group& group)
-    : impl_(std::make_unique<Impl>(group, std::make_unique<tensor::TensorPolicy>(Impl::kAxis, group.size()))) {}
+    : TensorParallel(
+          [&group] {
+            std::vector<PassAxis> axes;
+            axes.push_back(axis(group, 0));
+            return std::make_shared<AxisPass>(PassOrder::kTensor, std::move(axes));
+          }(),
+          0) {}
+TensorParallel::TensorParallel(std::shared_ptr<AxisPass> pass, int axis)
+    : impl_(new Impl{.pass = std::move(pass), .axis = axis}) {}
 TensorParallel::~TensorParallel() = default;
 
 void TensorParallel::add(const at::Tensor& parameter, const std::vector<TensorPart>& parts, bool gathers_output,
@@ -51,11 +57,11 @@ void TensorParallel::add(const at::Tensor& parameter, const std::vector<TensorPa
   impl_->has_slices = true;
   std::vector<std::vector<Interval>> of_rank;
   for (const TensorPart& part : parts) of_rank.push_back(part.intervals);
-  const Cut cut{.axis = Impl::kAxis,
+  const Cut cut{.axis = impl_->axis,
                 .dim = own.dim,
                 .ranges = std::make_shared<const Ranges>(own.shape[static_cast<size_t>(own.dim)], std::move(of_rank))};
   PlacedTensor known{.parameter = name, .gathers_output = gathers_output, .is_parameter = true};
-  impl_->pass.add(parameter, impl_->pass.with_cut(known, cut));
+  impl_->pass->add(parameter, impl_->pass->with_cut(known, cut));
 }
 
 void TensorParallel::speak_of_wholes() { impl_->policy.speak_of_wholes(); }
@@ -64,7 +70,7 @@ void TensorParallel::give_parts() {
   if (impl_->has_slices) throw StateError("give_parts: parameters have been added; call it before add()");
   impl_->gives_parts = true;
   impl_->policy.speak_of_wholes();
-  impl_->pass.give_parts();
+  impl_->pass->give_parts();
 }
 
 void TensorParallel::shard_tokens() { impl_->policy.shard_tokens(); }
@@ -72,33 +78,33 @@ void TensorParallel::shard_tokens() { impl_->policy.shard_tokens(); }
 void TensorParallel::overlap_sums() { impl_->policy.overlap_sums(); }
 
 bool TensorParallel::is_part(const at::Tensor& tensor) {
-  const auto known = impl_->pass.find(tensor);
+  const auto known = impl_->pass->find(tensor);
   return known && (known->is_cut() || known->is_unknown);
 }
 
 std::optional<std::vector<int64_t>> TensorParallel::whole_sizes(const at::Tensor& tensor) {
-  return impl_->pass.whole_sizes(tensor);
+  return impl_->pass->whole_sizes(tensor);
 }
 
 at::Tensor TensorParallel::gather(const at::Tensor& tensor) {
-  const auto known = impl_->pass.find(tensor);
+  const auto known = impl_->pass->find(tensor);
   if (!known || !known->is_cut()) return tensor;
-  return impl_->pass.whole(placed_argument(tensor, known));
+  return impl_->pass->whole(placed_argument(tensor, known));
 }
 
 at::Tensor TensorParallel::gather_like(const at::Tensor& tensor, const at::Tensor& slice) {
-  const auto known = impl_->pass.find(slice);
+  const auto known = impl_->pass->find(slice);
   if (!known || !known->is_cut() || tensor.sizes() != slice.sizes())
     throw StateError(str("gather: ", tensor.sizes(), " is not cut as ", slice.sizes(), " is"));
-  return impl_->pass.whole(placed_argument(tensor, known));
+  return impl_->pass->whole(placed_argument(tensor, known));
 }
 
 Group& TensorParallel::group() const { return impl_->group(); }
 
-std::string TensorParallel::exchange_problem() { return impl_->pass.exchanges(Impl::kAxis).problem(); }
+std::string TensorParallel::exchange_problem() { return impl_->pass->exchanges(impl_->axis).problem(); }
 
 void TensorParallel::check_loss(const at::Tensor& loss) {
-  impl_->pass.forget_entered();
+  impl_->pass->forget_entered();
   if (is_part(loss))
     throw StateError("backward: the loss is a slice of a tensor; take the sum() or mean() of all of it");
   if (!loss.defined() || loss.numel() != 1 || (impl_->has_compared_loss && !loss.device().is_cpu())) return;

@@ -39,13 +39,17 @@ std::string TensorPolicy::fix_for_unknown() const {
          "parameter whole that it is computed from (partition_config, \"partition_type\": \"skip\")";
 }
 
+bool TensorPolicy::fit(AxisPass& pass, OperatorCall& call, Next next, PlacedArguments& found) {
+  const OperatorRule* const rule = rules_(call.op);
+  return rule == nullptr || rule->role != OperatorRole::kAttention || fit_heads(pass, call, next, found);
+}
+
 bool TensorPolicy::run(AxisPass& pass, OperatorCall& call, Next next, PlacedArguments& found) {
   const OperatorRule* const rule = rules_(call.op);
   if (rule == nullptr) return false;
-  const bool fits = rule->role != OperatorRole::kAttention || fit_heads(pass, call, next, found);
   if (rule->role == OperatorRole::kClassLoss && run_class_loss(pass, call, next, found)) return true;
   if (rule->role == OperatorRole::kPart && may_read_parts()) return run_part(pass, call, next, found);
-  if (fits && rule->role != OperatorRole::kClassLoss && mean_wholes(pass, call, found[0])) return false;
+  if (rule->role != OperatorRole::kClassLoss && mean_wholes(pass, call, found[0])) return false;
   pass.run_whole(call, next, found);
   return true;
 }

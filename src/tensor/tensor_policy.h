@@ -28,6 +28,7 @@ class TensorPolicy final : public AxisPolicy {
   std::shared_ptr<const OwnRow> own_row(AxisPass& pass, const c10::OperatorHandle& op) override {
     return registered_(pass, axis_, op);
   }
+  bool fit(AxisPass& pass, OperatorCall& call, Next next, PlacedArguments& found) override;
   bool run(AxisPass& pass, OperatorCall& call, Next next, PlacedArguments& found) override;
   at::Tensor summed_product(AxisPass& pass, const OperatorCall& call, Next next) override;
   std::optional<Cut> scattered(const OperatorCall& call, const at::Tensor& part) override;

@@ -59,6 +59,8 @@ class AxisPolicy {
   virtual ~AxisPolicy() = default;
   /// The row of an operator that the table does not know, or knows otherwise; null: it says none.
   virtual std::shared_ptr<const OwnRow> own_row(AxisPass& pass, const c10::OperatorHandle& op);
+  /// Gives arguments what `call` needs of them along this axis before it runs in any way; false: it runs on wholes.
+  virtual bool fit(AxisPass& pass, OperatorCall& call, Next next, PlacedArguments& found);
   /// Runs `call` where its row does not say how (true: it ran), or fits its arguments to it.
   virtual bool run(AxisPass& pass, OperatorCall& call, Next next, PlacedArguments& found);
   /// The ranks' sum of what `call`, whose arguments are local by now, gives; undefined: it is computed and summed.
@@ -123,6 +125,9 @@ class AxisPass : public Pass {
   int position() const { return position_; }
   AxisExchanges& exchanges(int axis) const { return *axes_[axis].exchanges; }
   Group& group(int axis) const { return axes_[axis].exchanges->group(); }
+  AxisPolicy& policy(int axis) const { return *axes_[axis].policy; }
+  /// The stream for what is cut so.
+  RandomStream stream_of(const Placement& placement) const;
   /// This rank's cut of a part along an axis; null: it is not cut along it.
   const Cut* cut_of(const PlacedTensor& known, int axis) const;
   /// `known`, cut by `cut` along its axis in place of what it was.
@@ -138,11 +143,14 @@ class AxisPass : public Pass {
   /// Runs `call` on whole tensors. One that is cut along an axis of kMove is not made whole: the operators that `call`
   /// is made of run in its place, or it is refused.
   void run_whole(OperatorCall& call, Next next, const PlacedArguments& found);
+  /// Runs `call`, whose arguments are this rank's along `axis`, over the other axes that cut them.
+  void run_over_others(int axis, OperatorCall& call, Next next, PlacedArguments found);
   /// `axis`: that of the rank that the text names; -1: the first that cuts `tensor`.
   [[noreturn]] void refuse(const OperatorCall& call, const at::Tensor& tensor, const std::string& reason,
                            const std::string& fix, int axis = -1);
 
  private:
+  std::vector<uint64_t> places_of_streams() const;
   static bool gives_views(const OperatorCall& call);
   static Operands operands_of(const OperatorCall& call, const PlacedArguments& found);
   PlacedArguments find_arguments(OperatorCall& call);

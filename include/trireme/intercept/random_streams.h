@@ -18,9 +18,13 @@ namespace trireme {
 
 /// The stream that an operator draws from.
 enum class RandomStream : uint8_t {
-  kModel,  ///< for activations that ranks have whole: libtorch's default generator, or the rank's own
-  kSlice,  ///< for activations that are cut over ranks: each rank draws its own numbers
+  kModel,       ///< for activations that ranks have whole: libtorch's default generator, or the rank's own
+  kSlice,       ///< for activations that are cut over ranks: each rank draws its own numbers
+  kInnerSlice,  ///< the same where a second axis cuts them, along which ranks draw otherwise; along the first one alike
+  kEachSlice,   ///< where both do
 };
+/// The stream for activations that the axes of these numbers cut, a bit for each.
+inline RandomStream stream_of_axes(uint8_t bits) { return static_cast<RandomStream>(bits); }
 
 /// The streams of one rank, on every device.
 class RandomStreams {
@@ -32,8 +36,10 @@ class RandomStreams {
   /// threads.
   void use_own_generator(uint64_t seed);
   bool has_own_generator() const { return own_.defined(); }
-  /// Sets this rank's place along the axes that cut activations, 0 at first. kSlice restarts from kModel's seed.
-  void set_slice(uint64_t place);
+  /// Sets this rank's place along the axis that cuts activations, 0 at first. kSlice restarts from kModel's seed.
+  void set_slice(uint64_t place) { set_slices({place}); }
+  /// The same by stream, from kSlice on.
+  void set_slices(std::vector<uint64_t> places);
 
   /// Seeds the host's streams: the rank's own generator if it has one, else libtorch's default one.
   void seed(uint64_t seed);
@@ -45,18 +51,23 @@ class RandomStreams {
   /// The generator of a stream. kSlice's is made from kModel's seed by the first call.
   at::Generator generator(RandomStream stream, c10::Device device);
 
-  /// The state of a stream's generator; undefined for kSlice while it has none.
+  /// The state of kModel, or of all streams of slices (kSlice); undefined while they have none.
   at::Tensor state(RandomStream stream, c10::Device device);
   /// Restores a state() of the same kind of device. Set kModel's first: with an undefined `state` kSlice restarts from
   /// kModel's seed.
   void set_state(RandomStream stream, c10::Device device, const at::Tensor& state);
 
  private:
+  struct Slice {
+    c10::Device device;
+    RandomStream stream;
+    at::Generator generator;
+  };
   void forget_slice(c10::Device device);
 
   at::Generator own_;
-  uint64_t place_ = 0;
-  std::vector<std::pair<c10::Device, at::Generator>> slices_;
+  std::vector<uint64_t> places_ = {0};
+  std::vector<Slice> slices_;  // by stream, ascending
 };
 
 /// A seed for stream number `index`, unrelated to those of its neighbours. Source: SplitMix64.

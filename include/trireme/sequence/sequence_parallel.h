@@ -23,6 +23,9 @@
 
 namespace trireme {
 
+class AxisPass;
+struct PassAxis;
+
 /// How attention runs on sequences that are cut.
 enum class SequenceAttention : uint8_t {
   kUlysses,  ///< all-to-all between tokens and heads; at least as many heads as ranks
@@ -58,6 +61,9 @@ ShardRange sequence_range(int64_t tokens, int size, int rank);
 class [[nodiscard]] SequenceParallel final : public CutActivations {
  public:
   explicit SequenceParallel(Group& group, SequenceAttention attention = SequenceAttention::kUlysses);
+  /// As the axis of this number of a pass over several.
+  SequenceParallel(std::shared_ptr<AxisPass> pass, int axis);
+  static PassAxis axis(Group& group, SequenceAttention attention, int number);
   ~SequenceParallel() override;
   SequenceParallel(const SequenceParallel&) = delete;
   SequenceParallel& operator=(const SequenceParallel&) = delete;

@@ -25,6 +25,9 @@
 
 namespace trireme {
 
+class AxisPass;
+struct PassAxis;
+
 /// While it lives, models of this thread compute on slices of the parameters that add() was given. Construct and
 /// destroy on the same thread; graphs run backward meanwhile.
 ///
@@ -40,6 +43,9 @@ namespace trireme {
 class [[nodiscard]] TensorParallel final : public CutActivations {
  public:
   explicit TensorParallel(Group& group);
+  /// As the axis of this number of a pass over several.
+  TensorParallel(std::shared_ptr<AxisPass> pass, int axis);
+  static PassAxis axis(Group& group, int number);
   ~TensorParallel() override;
   TensorParallel(const TensorParallel&) = delete;
   TensorParallel& operator=(const TensorParallel&) = delete;
