@@ -137,7 +137,7 @@ void AxisPass::run_placed(OperatorCall& call, Next next, PlacedArguments found) 
   if (!std::ranges::all_of(found, is_held(Held::kWhole)))
     std::erase_if(found, is_held(Held::kWhole));
   else if (!realises(call))
-    return run_held_whole(call, next, found);
+    return (void)run_held_whole(call, next, found);
   else
     realise(call, next, found);
   run_found(call, next, std::move(found));
@@ -145,10 +145,7 @@ void AxisPass::run_placed(OperatorCall& call, Next next, PlacedArguments found) 
 
 /// Views of a tensor that is right within this rank's part are so, too; other operators get the part.
 bool AxisPass::run_within(OperatorCall& call, Next next, PlacedArguments& found) {
-  if (found.size() == 1 && gives_views(call)) {
-    run_held_whole(call, next, found);
-    return true;
-  }
+  if (found.size() == 1 && gives_views(call) && run_held_whole(call, next, found)) return true;
   const at::Tensor written = writes_first(call) ? call.arguments()[0].toTensor() : at::Tensor();
   const bool is_written = written.defined() && found[0].index == 0 && found[0].known->held == Held::kWithin;
   std::vector<at::Tensor> tensors = tensors_among(call.arguments());
@@ -263,7 +260,7 @@ bool AxisPass::realises(const OperatorCall& call) {
   if (const OperatorRow* const entry = rows_(call.op); entry != nullptr && entry->makes_activations) return true;
   bool asks = false;
   for_each_tensor(call.arguments(), [&](const at::Tensor& one) { asks = asks || (one.defined() && asks_gradient(one)); });
-  return asks;
+  return asks && rows_(call.op) != nullptr;
 }
 
 /// This rank's part in place of each argument that is held whole.
@@ -359,7 +356,7 @@ void AxisPass::run_over_others(int axis, OperatorCall& call, Next next, PlacedAr
 void AxisPass::run_whole(OperatorCall& call, Next next, const PlacedArguments& found) {
   for (const PlacedArgument& one : found)
     for (const Cut& cut : one.known->placement->at(position_)) {
-      if (!moves(cut.axis)) continue;
+      if (!moves(cut.axis) || is_of_numbers(one.tensor)) continue;
       if (can_open(call)) return run_opened(call, next, found);
       refuse(call, one.tensor,
              str("needs whole tensors, and ", axes_[cut.axis].policy->name(), " cuts dim ", cut.dim, " of ",

@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 #include "trireme/activations/axis_pass.h"
@@ -135,7 +136,7 @@ class RowRun {
       : pass_(pass), call_(call), next_(next), meaning_(meaning), operands_(std::move(operands)) {}
 
   void run(const PlacedArguments& found);
-  void run_held_whole();
+  bool run_held_whole();
 
  private:
   void run_within(const Decided& made, PlacedArguments found);
@@ -173,28 +174,38 @@ void AxisPass::run_row(OperatorCall& call, Next next, const Meaning& meaning, co
   RowRun(*this, call, next, meaning, operands_of(call, found)).run(found);
 }
 
-void AxisPass::run_held_whole(OperatorCall& call, Next next, const PlacedArguments& found) {
-  const OperatorRow* const entry = rows_(call.op);
-  if (entry == nullptr || goes_by_mask(call)) return next(call);
-  const Meaning meaning{.entry = entry};
-  RowRun(*this, call, next, meaning, operands_of(call, found)).run_held_whole();
+/// False: it has not run, since results of what is right within a part would be right within none.
+bool AxisPass::run_held_whole(OperatorCall& call, Next next, const PlacedArguments& found) {
+  const OperatorRow* const entry = goes_by_mask(call) ? nullptr : rows_(call.op);
+  if (entry != nullptr) {
+    const Meaning meaning{.entry = entry};
+    return RowRun(*this, call, next, meaning, operands_of(call, found)).run_held_whole();
+  }
+  if (found[0].known->held == Held::kWithin) return false;
+  next(call);
+  return true;
 }
 
 /// On all elements, as one rank would; the row says how the results are to be cut.
-void RowRun::run_held_whole() {
+bool RowRun::run_held_whole() {
   const std::shared_ptr<Decided> made = decided();
+  const auto lead = std::ranges::find_if(operands_, [](const Operand& one) { return one.found != nullptr; });
+  const Held held = lead->found->known->held;
+  const bool is_known = !made->results.empty() && made->way != Decided::Way::kWhole &&
+                        made->way != Decided::Way::kGathered && made->way != Decided::Way::kRefused;
+  if (held == Held::kWithin) {
+    const bool keeps = is_known && !made->has_moves && made->decision.joins.empty() &&
+                       std::ranges::all_of(made->results, [](const auto& one) { return one != nullptr; });
+    if (!keeps) return false;
+  }
   next_(call_);
-  const Held held = operands_[0].found != nullptr ? operands_[0].found->known->held : Held::kWhole;
-  const bool is_known = made->way != Decided::Way::kWhole && !made->results.empty();
   const std::vector<at::Tensor> results = tensors_among(call_.results());
   for (size_t i = 0; i < results.size(); ++i) {
     const auto placement = is_known ? made->results[std::min(i, made->results.size() - 1)] : nullptr;
-    if (placement == nullptr && held == Held::kWithin)
-      pass_.refuse(call_, operands_[0].tensor, "takes a view across parts of a tensor that was written by parts",
-                   "make it by torch.where(), or write whole tensors");
     if (placement != nullptr && results[i].defined())
       pass_.table_.add(results[i], {.placement = placement, .held = held});
   }
+  return true;
 }
 
 /// Into this rank's part of a tensor that all ranks have.
@@ -220,6 +231,8 @@ void RowRun::run(const PlacedArguments& found) {
   if (made->way == Decided::Way::kGathered) return pass_.run_gathered(call_, next_, found);
   if (made->way == Decided::Way::kRefused) {
     if (pass_.can_open(call_) && !has_dropout(call_)) return pass_.run_opened(call_, next_, found);
+    if (std::ranges::all_of(found, [](const PlacedArgument& one) { return is_of_numbers(one.tensor); }))
+      return pass_.run_gathered(call_, next_, found);
     refuse(*made);
   }
   if (made->way == Decided::Way::kNewSizes)
@@ -323,15 +336,23 @@ void RowRun::decide_on(Decided& made, bool asks_gradient) {
     return;
   }
   made.row = *row;
-  made.decision = decide(made.row, placements, pass_.grid_, leads, pass_.undivided_);
+  const auto is_read = [&](size_t i) { return (made.row.unread >> std::min<size_t>(i, 63) & 1) == 0; };
+  std::vector<Placement> read = placements;
+  for (size_t i = 0; i < read.size(); ++i)
+    if (!is_read(i)) read[i] = Placement(pass_.grid_.positions());
+  made.decision = decide(made.row, read, pass_.grid_, leads, pass_.undivided_);
+  for (size_t i = 0; i < read.size(); ++i)
+    if (!is_read(i)) made.decision.arguments[i] = placements[i];
   const Decision& decision = made.decision;
+  const bool reads_parts = std::ranges::any_of(
+      std::views::iota(size_t{0}, operands_.size()), [&](size_t i) { return operands_[i].found != nullptr && is_read(i); });
   const bool needs_counts = asks_gradient && std::ranges::any_of(decision.joins, [](const Decision::Join& join) {
                               return shares_gradient(join.kind);
                             });
   made.counts_extremes = needs_counts && std::ranges::any_of(decision.joins, [this](const Decision::Join& join) {
                            return pass_.moves(join.axis);
                          });
-  if (decision.divided.empty() || (needs_counts && !made.counts_extremes)) made.way = Decided::Way::kGathered;
+  if ((decision.divided.empty() && reads_parts) || (needs_counts && !made.counts_extremes)) made.way = Decided::Way::kGathered;
   if (needs_counts && !made.counts_extremes) made.way = Decided::Way::kWhole;  // an axis beside it may move
   if (decision.refusal) made.way = Decided::Way::kRefused;
   for (size_t i = 0; i < operands_.size() && made.way == Decided::Way::kByRow; ++i) {
@@ -355,7 +376,7 @@ void RowRun::decide_on(Decided& made, bool asks_gradient) {
   for (size_t i = 0; i < operands_.size(); ++i) {
     std::vector<int>& entered = made.entered.emplace_back();
     made.steps.push_back(steps_between(placements[i], decision.arguments[i], pass_.grid_));
-    if (!operands_[i].tensor.defined() || operands_[i].is_written) continue;
+    if (!operands_[i].tensor.defined() || operands_[i].is_written || !is_read(i)) continue;
     const bool is_term = static_cast<int>(i) == made.term;
     for (const int axis : decision.divided)
       if (pass_.exchanges(axis).law() == GradientLaw::kWhole && !decision.arguments[i].is_cut_along(axis) && (!is_term || decision.results[0].is_cut_along(axis)))

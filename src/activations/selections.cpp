@@ -49,11 +49,12 @@ class AxisPass::Selection {
     const OperatorRule* const rule = pass_.rules_(call_.op);
     if (rule == nullptr) return false;
     if (rule->role == OperatorRole::kNonzero) return run_nonzero();
-    if (found_[0].index != 0) return false;
+    const bool is_index = rule->role == OperatorRole::kIndex, is_put = rule->role == OperatorRole::kPut;
+    const bool is_indexed = (is_index || is_put) && call_.arguments()[1].isOptionalTensorList();
+    if (found_[0].index != 0) return is_put && is_indexed && writes_first(call_) && run_within();
     self_ = &found_[0];
     if (rule->role == OperatorRole::kMaskedSelect) return run_masked_select();
-    const bool is_index = rule->role == OperatorRole::kIndex, is_put = rule->role == OperatorRole::kPut;
-    return (is_index || is_put) && call_.arguments()[1].isOptionalTensorList() && run_indexed(is_put);
+    return is_indexed && run_indexed(is_put);
   }
 
  private:
@@ -78,8 +79,42 @@ class AxisPass::Selection {
     });
     argument(call_, 1) = own;
     next_(call_);
-    call_.stack.back() = pass_.as_part(call_.stack.back().toTensor(), placement_by(*cut, taken, 0, 0));
+    give_taken(*taken, placement_by(*cut, taken, 0, 0));
     return true;
+  }
+
+  /// Into a tensor that every rank has, by a mask that is cut: into this rank's part of it.
+  bool run_within() {
+    const std::vector<at::Tensor> indices = tensors_among(call_.arguments().slice(1, 1));
+    const auto found = std::ranges::find_if(indices, is_mask);
+    const auto known = found != indices.end() ? pass_.find(known_to_program(*found)) : nullptr;
+    const at::Tensor written = call_.arguments()[0].toTensor();
+    if (known == nullptr || !known->is_cut()) return false;
+    Placement placement = *known->placement;
+    for (Placement::Cuts& cuts : placement)
+      for (Cut& cut : cuts) cut.dim += found - indices.begin();
+    const auto within = pass_.kept(std::move(placement));
+    if (!pass_.may_hold_within(*within)) return false;
+    PlacedArgument self{0, written, part_by(within)};
+    next_.run(call_, [&] {
+      for (const Cut& cut : within->at(pass_.position_)) self.tensor = slice_of(self.tensor, cut, rank_along(cut));
+    });
+    argument(call_, 0) = self.tensor;
+    self_ = &self;
+    if (!run_indexed(/*is_put=*/true)) {
+      argument(call_, 0) = written;
+      return false;
+    }
+    call_.stack.back() = written;
+    pass_.table_.hold_within(written, within);
+    return true;
+  }
+
+  /// The argument as the program gave it.
+  const at::Tensor& known_to_program(const at::Tensor& argument) const {
+    for (const PlacedArgument& one : found_)
+      if (one.part.defined() && one.tensor.is_same(argument)) return one.part;
+    return argument;
   }
 
   bool run_indexed(bool is_put) {
@@ -104,7 +139,7 @@ class AxisPass::Selection {
     const auto placement = placement_by(*cut, taken, first, mask.dim());
     if (!is_put) {
       next_(call_);
-      call_.stack.back() = pass_.as_part(call_.stack.back().toTensor(), placement);
+      give_taken(*taken, placement);
       return true;
     }
     const int64_t dims = self_->tensor.dim() - mask.dim() + 1;
@@ -113,6 +148,15 @@ class AxisPass::Selection {
     next_(call_);
     if (!writes_first(call_)) call_.stack.back() = pass_.as_part(call_.stack.back().toTensor(), self);
     return true;
+  }
+
+  /// Fewer elements than ranks every rank gets.
+  void give_taken(const Ranges& taken, const std::shared_ptr<const Placement>& placement) {
+    const at::Tensor own = call_.stack.back().toTensor();
+    if (taken.whole() < taken.ranks())
+      call_.stack.back() = next_.run(call_, [&] { return pass_.whole({0, own, part_by(placement)}); });
+    else
+      call_.stack.back() = pass_.as_part(own, placement);
   }
 
   /// The values that are written, of this rank's elements; `dim`: theirs, counted from behind.

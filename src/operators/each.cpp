@@ -79,7 +79,8 @@ Row each(const RowCall& call) {
 
 Row of_first(const RowCall& call) {
   Row row;
-  // Others are read by nobody, but a factor that no result has must be of a kind that says how ranks join.
+  for (size_t i = 1; i < call.tensors(); ++i) row.unread |= uint64_t{1} << i;
+  // A factor that no result has must be of a kind that says how ranks join.
   for (size_t i = 0; i < call.tensors(); ++i)
     row.arguments.push_back(dims_of(row, call.sizes(i), i == 0 ? FactorKind::kEach : FactorKind::kWhole));
   set_results(row, call, row.arguments[0]);

@@ -107,6 +107,7 @@ class ByRows final : public SequenceParallel::Impl {
     if (is_part(whole))
       throw StateError(str("cut: ", whole.sizes(), " is a part of a sequence already; cut() takes whole tensors"));
     has_cut_ = true;
+    if (ranks == 1) return whole;
     const Cut cut{.axis = axis_,
                   .dim = along,
                   .ranges = std::make_shared<const Ranges>(Ranges::even(whole.size(along), ranks))};
@@ -130,7 +131,7 @@ class ByRows final : public SequenceParallel::Impl {
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) override {
     return pass_->whole_sizes(tensor);
   }
-  void speak_of_wholes() override { pass_->give_parts(false); }
+  void speak_of_wholes() override { if (std::getenv("TRIREME_PARTS") == nullptr) pass_->give_parts(false); }
   bool has_cut() const override { return has_cut_; }
   bool is_of_tokens(const at::Tensor& loss) override {
     const auto known = pass_->find(loss);

@@ -179,7 +179,7 @@ class AxisPass : public Pass {
   };
   struct Decided;
   void run_row(OperatorCall& call, Next next, const Meaning& meaning, const PlacedArguments& found);
-  void run_held_whole(OperatorCall& call, Next next, const PlacedArguments& found);
+  bool run_held_whole(OperatorCall& call, Next next, const PlacedArguments& found);
 
   std::shared_ptr<const PartOf> part_of(std::vector<int64_t> sizes, const std::shared_ptr<const Placement>& placement);
   void run_gathered(OperatorCall& call, Next next, const PlacedArguments& found);

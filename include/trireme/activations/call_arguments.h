@@ -30,6 +30,11 @@ std::vector<c10::IValue> with_tensors(std::vector<c10::IValue> arguments, const 
 /// The dims that the operator names, of a tensor of `dims` dims; empty where it names none.
 std::vector<int64_t> named_dims(const OperatorCall& call, int64_t dims);
 
+/// Whole numbers, and what is true: few bytes, and without a gradient.
+inline bool is_of_numbers(const at::Tensor& tensor) {
+  return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
+}
+
 /// Whether `call` writes argument 0.
 inline bool writes_first(const OperatorCall& call) { return (call.traits.written & 1) != 0; }
 

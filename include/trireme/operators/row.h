@@ -68,7 +68,8 @@ struct Row {
   c10::SmallVector<TensorFactors, 4> arguments;  ///< by tensor among the arguments; those of lists count one by one
   c10::SmallVector<TensorFactors, 2> results;    ///< by tensor among the results
   std::vector<PiecedFactor> pieces;
-  int term = -1;  ///< the argument that is added once, behind a sum (a bias); -1: none
+  uint64_t unread = 0;  ///< bit i: of argument i the call takes a dtype, a device or sizes, and no element
+  int term = -1;        ///< the argument that is added once, behind a sum (a bias); -1: none
 
   /// A new factor.
   uint8_t add(int64_t size, FactorKind kind = FactorKind::kEach);
