@@ -146,12 +146,12 @@ std::string gathers_much(AxisPass& pass, int axis, int64_t calls, const Trial& t
   for (const Parts& one : trial.parts) {
     if (!one.local.front().defined()) continue;
     if (one.placement.is_cut_along(1 - axis)) return "";
-    largest = std::max(largest, one.local[pass.position()].numel());
     int64_t most = 0, sum = 0;
     for (const int other : pass.grid().along(pass.position(), axis)) {
       most = std::max(most, one.local[other].numel());
       sum += one.local[other].numel();
     }
+    largest = std::max(largest, most);
     if (one.placement.is_cut_along(axis)) sent_for[most * pass.grid().ranks(axis)] = sum;
   }
   int64_t most = largest;
