@@ -47,7 +47,7 @@ bool has_dropout(const OperatorCall& call) {
   return share.isDouble() && share.toDouble() > 0;
 }
 
-/// What a call does along a dim of which its row knows no other way.
+/// A word for what a call does along a dim of which its row knows no other way.
 const char* verb_of(const OperatorCall& call, FactorKind kind) {
   const std::string& name = call.op.schema().name();
   if (name.find("sort") != std::string::npos || name.find("topk") != std::string::npos) return "sorts along";

@@ -168,7 +168,7 @@ class Decider {
     return false;
   }
 
-  /// What goes into one dim with a factor.
+  /// The factors that go into one dim with this one.
   std::set<uint8_t> joined_with(uint8_t factor, const std::vector<uint8_t>& linked) const {
     std::set<uint8_t> joined{factor};
     for (const uint8_t result : linked)

@@ -391,7 +391,7 @@ TEST(AxisPass, GivesInfiniteExtremesAsTheyAre) {
       Undivided::kMove);
 }
 
-/// What nothing is known of, or what gathers by name, is refused with operator, dim, sizes, axis and rank.
+/// A refusal names operator, dim, sizes, axis and rank.
 TEST(AxisPass, RefusesToGatherByName) {
   on_every_rank(
       [&](AxisPass& pass) {

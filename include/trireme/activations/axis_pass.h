@@ -69,7 +69,7 @@ class AxisPolicy {
   virtual std::optional<Cut> scattered(const OperatorCall& call, const at::Tensor& part);
   /// Whether sizes that a program computes with may be those of a part.
   virtual bool may_read_parts() const { return false; }
-  /// What is done where no factor of tensors that are cut along the axis can be divided.
+  /// The way of tensors that are cut along the axis where no factor of them can be divided.
   virtual Undivided undivided() const { return Undivided::kGather; }
   /// "tensor parallelism".
   virtual std::string name() const = 0;
