@@ -38,7 +38,6 @@ int position_of(const std::vector<PassAxis>& axes) {
 std::vector<Undivided> undivided_of(const std::vector<PassAxis>& axes) {
   std::vector<Undivided> all;
   for (const PassAxis& axis : axes) all.push_back(axis.policy->undivided());
-  if (std::ranges::count(all, Undivided::kMove) == 0) all.clear();
   return all;
 }
 
@@ -71,6 +70,22 @@ void give_back(OperatorCall& call, const PlacedArguments& given) {
 PlacedArgument placed_argument(const at::Tensor& tensor, std::shared_ptr<const PlacedTensor> known) {
   if (PartTensor* const part = PartTensor::of(tensor)) return {0, part->local(), std::move(known), tensor};
   return {0, tensor, std::move(known)};
+}
+
+void run_opened(OperatorCall& call, Next next, const PlacedArguments& found) {
+  for (size_t i = 0; i < call.traits.arguments; ++i) {
+    std::vector<at::Tensor> tensors = tensors_among(call.arguments().slice(i, 1));
+    bool has_part = false;
+    for (at::Tensor& tensor : tensors)
+      for (const PlacedArgument& one : found)
+        if (one.index == i && one.part.defined() && one.tensor.is_same(tensor)) {
+          tensor = one.part;
+          has_part = true;
+          break;
+        }
+    if (has_part) argument(call, i) = with_tensors({argument(call, i)}, tensors)[0];
+  }
+  next.open(call);
 }
 
 std::shared_ptr<const OwnRow> AxisPolicy::own_row(AxisPass&, const c10::OperatorHandle&) { return nullptr; }
@@ -322,23 +337,6 @@ void AxisPass::run_found(OperatorCall& call, Next next, PlacedArguments found) {
          axes_[axis].policy->fix_for_unknown());
 }
 
-/// The operators that a call is made of run in its place, on parts as the program has them.
-void AxisPass::run_opened(OperatorCall& call, Next next, const PlacedArguments& found) {
-  for (size_t i = 0; i < call.traits.arguments; ++i) {
-    std::vector<at::Tensor> tensors = tensors_among(call.arguments().slice(i, 1));
-    bool has_part = false;
-    for (at::Tensor& tensor : tensors)
-      for (const PlacedArgument& one : found)
-        if (one.index == i && one.part.defined() && one.tensor.is_same(tensor)) {
-          tensor = one.part;
-          has_part = true;
-          break;
-        }
-    if (has_part) argument(call, i) = with_tensors({argument(call, i)}, tensors)[0];
-  }
-  next.open(call);
-}
-
 void AxisPass::run_over_others(int axis, OperatorCall& call, Next next, PlacedArguments found) {
   for (PlacedArgument& one : found) {
     Placement placement = *one.known->placement;
@@ -356,8 +354,8 @@ void AxisPass::run_over_others(int axis, OperatorCall& call, Next next, PlacedAr
 void AxisPass::run_whole(OperatorCall& call, Next next, const PlacedArguments& found) {
   for (const PlacedArgument& one : found)
     for (const Cut& cut : one.known->placement->at(position_)) {
-      if (!moves(cut.axis) || is_of_numbers(one.tensor)) continue;
-      if (can_open(call)) return run_opened(call, next, found);
+      if (undivided_[cut.axis] == Undivided::kGather || is_of_numbers(one.tensor)) continue;
+      if (gives_parts_ && call.traits.composite && !call.traits.random) return run_opened(call, next, found);
       refuse(call, one.tensor,
              str("needs whole tensors, and ", axes_[cut.axis].policy->name(), " cuts dim ", cut.dim, " of ",
                  at::IntArrayRef(whole_sizes_of(one))),
@@ -487,48 +485,6 @@ at::Tensor AxisPass::whole(const PlacedArgument& one) {
   const Placement::Cuts& cuts = one.known->placement->at(position_);
   for (auto cut = cuts.rbegin(); cut != cuts.rend(); ++cut) tensor = gather(tensor, *cut, /*enters=*/false);
   return tensor;
-}
-
-at::Tensor AxisPass::exchanged(at::Tensor tensor, const Placement& given, const Placement& wanted,
-                               const std::vector<Step>& steps, const std::vector<int>& entered) {
-  const auto along = [this](const Placement& placement, int axis) -> const Cut* {
-    const Placement::Cuts& cuts = placement.at(position_);
-    const auto* const found = std::ranges::find(cuts, axis, &Cut::axis);
-    return found != cuts.end() ? found : nullptr;
-  };
-  std::vector<const Cut*> now;
-  for (int axis = 0; axis < grid_.axes(); ++axis) now.push_back(along(given, axis));
-  for (const Step& step : steps) {
-    const Cut* const from = now[step.axis];
-    const Cut* const end = along(wanted, step.axis);
-    const Cut* const to = step.is_to_none ? nullptr : end;
-    if (from != nullptr && to != nullptr)
-      tensor = recut(tensor, *from, *to);
-    else if (from != nullptr)
-      tensor = gather(tensor, *from, /*enters=*/end == nullptr && std::ranges::count(entered, step.axis) > 0);
-    else if (to != nullptr)
-      tensor = slice_of(enter(tensor, step.axis), *to, grid_.rank(position_, step.axis));
-    now[step.axis] = to;
-  }
-  return tensor;
-}
-
-/// This rank's part by `to` of a tensor that it has by `from`.
-at::Tensor AxisPass::recut(const at::Tensor& part, const Cut& from, const Cut& to) {
-  if (moves(from.axis)) return exchanges(from.axis).recut(part, from, to, running_);
-  const int rank = grid_.rank(position_, from.axis);
-  bool is_inside = from.dim == to.dim && from.outer == to.outer && from.ranges->whole() == to.ranges->whole();
-  for (int other = 0; is_inside && other < grid_.ranks(from.axis); ++other)
-    for (const Interval& one : to.ranges->of_rank(other))
-      is_inside = is_inside && from.ranges->place_of(other, one).size() == one.size();
-  if (!is_inside) return slice_of(enter(gather(part, from, /*enters=*/false), from.axis), to, rank);
-  std::vector<std::vector<Interval>> local(grid_.ranks(from.axis));
-  for (const Interval& one : to.ranges->of_rank(rank)) local[rank].push_back(from.ranges->place_of(rank, one));
-  return slice_of(part,
-                  {.dim = from.dim,
-                   .outer = to.outer,
-                   .ranges = std::make_shared<const Ranges>(from.ranges->local(rank), std::move(local))},
-                  rank);
 }
 
 bool AxisPass::may_read_parts() const {

@@ -48,7 +48,7 @@ bool has_dropout(const OperatorCall& call) {
   return share.isDouble() && share.toDouble() > 0;
 }
 
-/// What a call does along a dim of which its row knows no other way.
+/// A word for what a call does along a dim of which its row knows no other way.
 const char* verb_of(const OperatorCall& call, FactorKind kind) {
   const std::string& name = call.op.schema().name();
   if (name.find("sort") != std::string::npos || name.find("topk") != std::string::npos) return "sorts along";
@@ -150,6 +150,10 @@ class RowRun {
   void decide_on(Decided& made, bool asks_gradient);
   at::Tensor localise(Decided& made, LocalCall& here);
   at::Tensor placed(const Decided& made, size_t operand);
+  /// `tensor` by other cuts. `entered`: axes along which a whole of it enters.
+  at::Tensor exchanged(at::Tensor tensor, const Placement& given, const Placement& wanted,
+                       const std::vector<Step>& steps, const std::vector<int>& entered = {});
+  at::Tensor recut(const at::Tensor& part, const Cut& from, const Cut& to);
   [[noreturn]] void refuse(const Decided& made);
   at::Tensor extreme(const Decided& made, const at::Tensor& own);
   at::Tensor summed_product(const Decision& decision);
@@ -230,7 +234,8 @@ void RowRun::run(const PlacedArguments& found) {
   if (made->way == Decided::Way::kWithin) return run_within(*made, found);
   if (made->way == Decided::Way::kGathered) return pass_.run_gathered(call_, next_, found);
   if (made->way == Decided::Way::kRefused) {
-    if (pass_.can_open(call_) && !has_dropout(call_)) return pass_.run_opened(call_, next_, found);
+    const bool can_open = pass_.gives_parts_ && call_.traits.composite && !call_.traits.random && !has_dropout(call_);
+    if (can_open) return run_opened(call_, next_, found);
     if (std::ranges::all_of(found, [](const PlacedArgument& one) { return is_of_numbers(one.tensor); }))
       return pass_.run_gathered(call_, next_, found);
     refuse(*made);
@@ -350,7 +355,7 @@ void RowRun::decide_on(Decided& made, bool asks_gradient) {
                               return shares_gradient(join.kind);
                             });
   made.counts_extremes = needs_counts && std::ranges::any_of(decision.joins, [this](const Decision::Join& join) {
-                           return pass_.moves(join.axis);
+                           return pass_.undivided_[join.axis] == Undivided::kMove;
                          });
   if ((decision.divided.empty() && reads_parts) || (needs_counts && !made.counts_extremes)) made.way = Decided::Way::kGathered;
   if (needs_counts && !made.counts_extremes) made.way = Decided::Way::kWhole;  // an axis beside it may move
@@ -458,7 +463,7 @@ void RowRun::finish(Decided& made, const LocalCall& here, bool joins, const at::
         if (goes_back && !made.back[back_of(i)].empty()) {
           const size_t at = back_of(i);
           found[i].tensor =
-              pass_.exchanged(found[i].tensor, decision.results[at], decision.returned[at], made.back[at]).contiguous();
+              exchanged(found[i].tensor, decision.results[at], decision.returned[at], made.back[at]).contiguous();
           found[i].placement = made.returned[at];
         }
         if (gathers_output && found[i].placement != nullptr) {
@@ -594,8 +599,7 @@ at::Tensor RowRun::placed(const Decided& made, size_t operand) {
   const Placement whole(pass_.grid_.positions());
   const Placement& given = one.found != nullptr ? *one.found->known->placement : whole;
   const std::vector<int>& entered = made.entered[operand];
-  at::Tensor tensor =
-      pass_.exchanged(one.tensor, given, made.decision.arguments[operand], made.steps[operand], entered);
+  at::Tensor tensor = exchanged(one.tensor, given, made.decision.arguments[operand], made.steps[operand], entered);
   // A part of what is dense lies between other parts; views and some kernels count on a dense one.
   if (one.tensor.is_contiguous()) tensor = tensor.contiguous();
   // A view of this rank's part of what all ranks have is no view of that.
@@ -603,6 +607,49 @@ at::Tensor RowRun::placed(const Decided& made, size_t operand) {
   for (const int axis : entered)
     if (!given.is_cut_along(axis)) tensor = pass_.enter(tensor, axis);
   return tensor;
+}
+
+at::Tensor RowRun::exchanged(at::Tensor tensor, const Placement& given, const Placement& wanted,
+                             const std::vector<Step>& steps, const std::vector<int>& entered) {
+  const auto along = [this](const Placement& placement, int axis) -> const Cut* {
+    const Placement::Cuts& cuts = placement.at(pass_.position_);
+    const auto* const found = std::ranges::find(cuts, axis, &Cut::axis);
+    return found != cuts.end() ? found : nullptr;
+  };
+  std::vector<const Cut*> now;
+  for (int axis = 0; axis < pass_.grid_.axes(); ++axis) now.push_back(along(given, axis));
+  for (const Step& step : steps) {
+    const Cut* const from = now[step.axis];
+    const Cut* const end = along(wanted, step.axis);
+    const Cut* const to = step.is_to_none ? nullptr : end;
+    if (from != nullptr && to != nullptr)
+      tensor = recut(tensor, *from, *to);
+    else if (from != nullptr)
+      tensor = pass_.gather(tensor, *from, /*enters=*/end == nullptr && std::ranges::count(entered, step.axis) > 0);
+    else if (to != nullptr)
+      tensor = slice_of(pass_.enter(tensor, step.axis), *to, pass_.grid_.rank(pass_.position_, step.axis));
+    now[step.axis] = to;
+  }
+  return tensor;
+}
+
+/// This rank's part by `to` of a tensor that it has by `from`.
+at::Tensor RowRun::recut(const at::Tensor& part, const Cut& from, const Cut& to) {
+  if (pass_.undivided_[from.axis] == Undivided::kMove)
+    return pass_.exchanges(from.axis).recut(part, from, to, call_.op.schema().name());
+  const int rank = pass_.grid_.rank(pass_.position_, from.axis);
+  bool is_inside = from.dim == to.dim && from.outer == to.outer && from.ranges->whole() == to.ranges->whole();
+  for (int other = 0; is_inside && other < pass_.grid_.ranks(from.axis); ++other)
+    for (const Interval& one : to.ranges->of_rank(other))
+      is_inside = is_inside && from.ranges->place_of(other, one).size() == one.size();
+  if (!is_inside) return slice_of(pass_.enter(pass_.gather(part, from, /*enters=*/false), from.axis), to, rank);
+  std::vector<std::vector<Interval>> local(pass_.grid_.ranks(from.axis));
+  for (const Interval& one : to.ranges->of_rank(rank)) local[rank].push_back(from.ranges->place_of(rank, one));
+  return slice_of(part,
+                  {.dim = from.dim,
+                   .outer = to.outer,
+                   .ranges = std::make_shared<const Ranges>(from.ranges->local(rank), std::move(local))},
+                  rank);
 }
 
 void RowRun::refuse(const Decided& made) {

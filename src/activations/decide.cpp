@@ -68,6 +68,27 @@ Interval of_piece(const Piece& piece, int64_t begin, int64_t end) {
                            : Interval{piece.begin + begin, piece.begin + end};
 }
 
+int64_t elements(const TensorFactors& dims, const LocalRow& local) {
+  int64_t count = 1;
+  for (const int64_t size : local.sizes_of(dims)) count *= size;
+  return count;
+}
+bool has(const TensorFactors& tensor, uint8_t factor) {
+  return std::ranges::any_of(tensor, [factor](const DimFactors& dim) { return std::ranges::count(dim, factor) > 0; });
+}
+
+/// Whether each cut is one of what earlier ones leave.
+bool fits(const Placement& placement, const std::vector<int64_t>& sizes, const AxisGrid& grid) {
+  for (int position = 0; position < grid.positions(); ++position) {
+    std::vector<int64_t> left = sizes;
+    for (const Cut& cut : placement.at(position)) {
+      if (left[cut.dim] != cut.whole()) return false;
+      left[cut.dim] = cut.local(grid.rank(position, cut.axis));
+    }
+  }
+  return true;
+}
+
 class Decider {
  public:
   Decider(const Row& row, const std::vector<Placement>& arguments, const AxisGrid& grid, const std::vector<int>& leads,
@@ -147,7 +168,7 @@ class Decider {
     return false;
   }
 
-  /// What goes into one dim with a factor.
+  /// The factors that go into one dim with this one.
   std::set<uint8_t> joined_with(uint8_t factor, const std::vector<uint8_t>& linked) const {
     std::set<uint8_t> joined{factor};
     for (const uint8_t result : linked)
@@ -195,24 +216,9 @@ class Decider {
   // --- axes that gather small tensors alone ---
 
   bool moves(int axis) const {
-    return !undivided_.empty() && undivided_[axis] == Undivided::kMove && is_cut_along(axis);
+    return !undivided_.empty() && undivided_[axis] == Undivided::kMove &&
+           std::ranges::any_of(given_, [axis](const Placement& one) { return one.is_cut_along(axis); });
   }
-  bool is_cut_along(int axis) const {
-    return std::ranges::any_of(given_, [axis](const Placement& one) { return one.is_cut_along(axis); });
-  }
-
-  static int64_t elements(const TensorFactors& dims, const LocalRow& local) {
-    int64_t count = 1;
-    for (const int64_t size : local.sizes_of(dims)) count *= size;
-    return count;
-  }
-  static bool has(const TensorFactors& tensor, uint8_t factor) {
-    return std::ranges::any_of(tensor, [factor](const DimFactors& dim) { return std::ranges::count(dim, factor) > 0; });
-  }
-  bool all_results_have(uint8_t factor) const {
-    return std::ranges::all_of(row_.results, [&](const TensorFactors& one) { return has(one, factor); });
-  }
-
   /// Whether what becomes whole is small beside what a rank has anyway: arguments that do not have what is divided, and
   /// results that ranks join of arguments that had to move for it.
   bool is_affordable(int axis, uint8_t lead, const std::vector<Chosen>& chosen,
@@ -224,26 +230,25 @@ class Decider {
       LocalRow divided = made_.local[position];
       for (const auto* const some : {&chosen[position], &of_linked[position]})
         for (const auto& [factor, cut] : *some) divide(divided, factor, cut, grid_.rank(position, axis));
+      const auto becomes_whole = [&](size_t argument) {
+        return given_[argument].is_cut_along(axis) && std::ranges::none_of(chosen[position], [&](const auto& one) {
+                 return has(row_.arguments[argument], one.first);
+               });
+      };
       int64_t largest = 0, of_results = 0;
       for (const TensorFactors& one : row_.results) of_results += elements(one, divided);
       for (size_t i = 0; i < given_.size(); ++i)
-        if (!becomes_whole(axis, i, chosen[position]))
-          largest = std::max(largest, elements(row_.arguments[i], divided));
+        if (!becomes_whole(i)) largest = std::max(largest, elements(row_.arguments[i], divided));
       bool is_moved = false;
       for (size_t i = 0; i < given_.size(); ++i) {
         if (!given_[i].is_cut_along(axis)) continue;
         is_moved = is_moved || !is_cut_by(axis, i, position, lead);
-        if (becomes_whole(axis, i, chosen[position]) &&
-            elements(row_.arguments[i], made_.local[position]) > std::max(largest, of_results))
+        if (becomes_whole(i) && elements(row_.arguments[i], made_.local[position]) > std::max(largest, of_results))
           return false;
       }
       if (is_joined && is_moved && of_results > largest) return false;
     }
     return true;
-  }
-  bool becomes_whole(int axis, size_t argument, const Chosen& chosen) const {
-    return given_[argument].is_cut_along(axis) &&
-           std::ranges::none_of(chosen, [&](const auto& one) { return has(row_.arguments[argument], one.first); });
   }
   bool is_cut_by(int axis, size_t argument, int position, uint8_t factor) const {
     for (const Cut& cut : given_[argument].at(position))
@@ -352,7 +357,8 @@ class Decider {
     const int ranks = grid_.ranks(axis);
     for (uint8_t factor = 0; factor < row_.factors.size(); ++factor) {
       if (row_.factors[factor].kind != FactorKind::kEach || !linked_to(factor).empty() ||
-          row_.pieces_of(factor) != nullptr || !all_results_have(factor))
+          row_.pieces_of(factor) != nullptr ||
+          !std::ranges::all_of(row_.results, [&](const TensorFactors& one) { return has(one, factor); }))
         continue;
       int64_t least = row_.factors[factor].size, most = 0;
       for (const LocalRow& local : made_.local) {
@@ -394,7 +400,7 @@ class Decider {
       for (size_t i = 0; i < given_.size(); ++i) {
         WayBack back{axis, result, {}};
         for (int position = 0; position < grid_.positions(); ++position)
-          if (std::optional<Cut> cut = cut_as(axis, given_[i].at(position), row_.arguments[i], result, position))
+          if (std::optional<Cut> cut = cut_as(axis, given_[i].at(position), row_.arguments[i], result))
             back.cuts.push_back(std::move(cut));
         if (back.cuts.size() != static_cast<size_t>(grid_.positions())) continue;
         found.push_back(std::move(back));
@@ -404,14 +410,13 @@ class Decider {
   }
 
   /// The cut of an argument along the axis, of a result that has the dim as it is; nothing: it does not.
-  std::optional<Cut> cut_as(int axis, const Placement::Cuts& given, const TensorFactors& argument, size_t result,
-                            int position) const {
+  std::optional<Cut> cut_as(int axis, const Placement::Cuts& given, const TensorFactors& argument,
+                            size_t result) const {
     for (const Cut& cut : given) {
       if (cut.axis != axis) continue;
       const DimFactors& dim = argument[cut.dim];
       const auto found = std::ranges::find(row_.results[result], dim);
       if (dim.empty() || found == row_.results[result].end()) return std::nullopt;
-      if (made_.local[position].size_of(dim) != cut.whole()) return std::nullopt;
       Cut of_result = cut;
       of_result.dim = found - row_.results[result].begin();
       return of_result;
@@ -431,21 +436,11 @@ class Decider {
         if (back->cuts[position]) cuts.insert(at, *back->cuts[position]);
       }
       const std::vector<Step> steps = steps_between(made_.results[back->result], wanted, grid_);
-      if (std::ranges::any_of(steps, &Step::is_to_none) || !fits(wanted, row_.results[back->result])) continue;
+      if (std::ranges::any_of(steps, &Step::is_to_none) ||
+          !fits(wanted, row_.sizes_of(row_.results[back->result]), grid_))
+        continue;
       made_.returned[back->result] = std::move(wanted);
     }
-  }
-
-  /// Whether each cut is one of what earlier ones leave.
-  bool fits(const Placement& placement, const TensorFactors& tensor) const {
-    for (int position = 0; position < grid_.positions(); ++position) {
-      std::vector<int64_t> left = row_.sizes_of(tensor);
-      for (const Cut& cut : placement.at(position)) {
-        if (left[cut.dim] != cut.whole()) return false;
-        left[cut.dim] = cut.local(grid_.rank(position, cut.axis));
-      }
-    }
-    return true;
   }
 
   /// An exchange of one axis may need another one to be out of its way, which it may not be by a gather.

@@ -146,6 +146,7 @@ at::Tensor recut_blocks(const at::Tensor& part, const Cut& from, const Cut& to, 
   }
   at::Tensor result = at::zeros(blocks.sizes_across(part, sending, own), part.options());
   for (int peer = 0; peer < ranks; ++peer) {
+    if (peer != own && !received.defined()) continue;
     const Blocks::Block of_peer = block(peer, own);
     const std::vector<at::Tensor> mine =
         peer == own ? blocks.pieces(part, sending, of_peer) : std::vector<at::Tensor>();

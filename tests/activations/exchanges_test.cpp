@@ -215,6 +215,17 @@ TEST(AxisExchanges, RecutsOfAnyDtypeGiveTheElements) {
   });
 }
 
+TEST(AxisExchanges, RecutOfATensorWithoutElementsGivesNone) {
+  run_ranks(kRanks, [&](Rank& rank) {
+    const auto axis = std::make_shared<AxisExchanges>(rank.world(), GradientLaw::kShares, "a test");
+    const at::Tensor whole = at::zeros({kSize, 0, 5}, at::kDouble);
+    const Cut last = cut_of(2, 1, Ranges::even(5, kRanks));
+    EXPECT_TRUE(axis->recut(own(whole, rank.id()), uneven(), last, "x")
+                    .sizes()
+                    .equals(slice_of(whole, last, rank.id()).sizes()));
+  });
+}
+
 /// A peer that sends other elements than these is found by the record.
 TEST(AxisExchanges, TheRecordOfARecutFindsOtherCuts) {
   run_ranks(kRanks, [&](Rank& rank) {

@@ -252,7 +252,8 @@ TEST(ADecisionThatMoves, GathersAnArgumentThatIsSmallBesideTheResultAndMovesALar
   const AxisGrid grid({2});
   const Placement tokens = cut_everywhere(grid, cut(0, 1, 1, Ranges::even(8, 2)));
   const Row small = scores(8, 8, 4), large = scores(8, 8, 5);
-  EXPECT_EQ(moved(small, {tokens, tokens}, grid).arguments[1], Placement(2)) << "128 elements of keys, as many scores on each rank";
+  EXPECT_EQ(moved(small, {tokens, tokens}, grid).arguments[1], Placement(2))
+      << "128 elements of keys, as many scores on each rank";
   const Decision made = moved(large, {tokens, tokens}, grid);
   const Placement heads = cut_everywhere(grid, cut(0, 0, 1, Ranges::even(4, 2)));
   EXPECT_EQ(made.arguments, (std::vector<Placement>{heads, heads}));

@@ -38,6 +38,9 @@ using PlacedArguments = std::vector<PlacedArgument>;
 /// `tensor`, of which `known` is known, as an argument.
 PlacedArgument placed_argument(const at::Tensor& tensor, std::shared_ptr<const PlacedTensor> known);
 
+/// The operators that `call` is made of run in its place, on parts as the program has them.
+void run_opened(OperatorCall& call, Next next, const PlacedArguments& found);
+
 /// A tensor among the arguments.
 struct Operand {
   size_t index;  ///< of the argument
@@ -74,7 +77,7 @@ class AxisPolicy {
   virtual bool sums_in_double() const { return false; }
   /// Whether sizes that a program computes with may be those of a part.
   virtual bool may_read_parts() const { return false; }
-  /// What is done where no factor of tensors that are cut along the axis can be divided.
+  /// The way of tensors that are cut along the axis where no factor of them can be divided.
   virtual Undivided undivided() const { return Undivided::kGather; }
   /// "tensor parallelism".
   virtual std::string name() const = 0;
@@ -183,14 +186,6 @@ class AxisPass : public Pass {
 
   std::shared_ptr<const PartOf> part_of(std::vector<int64_t> sizes, const std::shared_ptr<const Placement>& placement);
   void run_gathered(OperatorCall& call, Next next, const PlacedArguments& found);
-  void run_opened(OperatorCall& call, Next next, const PlacedArguments& found);
-  /// Whether the operators that a call is made of may run in its place: they see the sizes of wholes.
-  bool can_open(const OperatorCall& call) const { return gives_parts_ && call.traits.composite && !call.traits.random; }
-  bool moves(int axis) const { return !undivided_.empty() && undivided_[axis] == Undivided::kMove; }
-  /// `tensor` by other cuts. `entered`: axes along which a whole of it enters.
-  at::Tensor exchanged(at::Tensor tensor, const Placement& given, const Placement& wanted,
-                       const std::vector<Step>& steps, const std::vector<int>& entered = {});
-  at::Tensor recut(const at::Tensor& part, const Cut& from, const Cut& to);
   at::Tensor gather(const at::Tensor& part, const Cut& cut, bool enters);
   template <class Make>
   at::Tensor entered_once(const at::Tensor& tensor, int axis, const Make& make);
@@ -207,7 +202,7 @@ class AxisPass : public Pass {
 
   const PassOrder order_;
   const std::vector<PassAxis> axes_;
-  const std::vector<Undivided> undivided_;  // by axis; empty: all gather
+  const std::vector<Undivided> undivided_;  // by axis
   const AxisGrid grid_;
   const int position_;
   std::string running_;  // the operator that is looked at

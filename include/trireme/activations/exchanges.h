@@ -94,7 +94,7 @@ class AxisExchanges : public std::enable_shared_from_this<AxisExchanges> {
     std::string what;
     double part, result, norm;
     Kind kind;
-    double tolerance;
+    at::ScalarType dtype;  ///< of the result
   };
   void record(const std::string& what, Kind kind, const at::Tensor& part, const at::Tensor& result,
               const Cut& cut = {});
