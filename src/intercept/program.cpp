@@ -10,7 +10,7 @@
 namespace trireme {
 namespace {
 
-/// Of a backward pass: another one may begin inside of it on the same thread.
+/// The owner of this thread's code in one backward pass: another one may begin inside of it.
 struct Marked {
   int task = -1;
   bool is_program = false;

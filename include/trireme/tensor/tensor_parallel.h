@@ -61,8 +61,8 @@ class [[nodiscard]] TensorParallel final : public CutActivations {
   /// the sizes of a slice, as Python's do. Otherwise they may mean either.
   void speak_of_wholes() override;
   /// From now on a tensor that is cut says the whole's sizes where a program reads them, in C++ too, and in backward:
-  /// it is a PartTensor. A parameter says those of its slice (PlainSlices), which a program's own function may take, too.
-  /// Sizes and indices mean whole tensors.
+  /// it is a PartTensor. A parameter says those of its slice (PlainSlices), which a program's own function may take,
+  /// too. Sizes and indices mean whole tensors.
   ///
   /// Throws    StateError: parameters have been added.
   void give_parts();
