@@ -100,6 +100,8 @@ AxisPass::AxisPass(PassOrder order, std::vector<PassAxis> axes)
       undivided_(undivided_of(axes_)),
       grid_(grid_of(axes_)),
       position_(position_of(axes_)),
+      has_shares_(std::ranges::any_of(
+          axes_, [](const PassAxis& axis) { return axis.exchanges->law() == GradientLaw::kShares; })),
       scope_(InterceptScope::Watch::kWrites, this) {
   RankContext::of_this_thread().streams().set_slices(places_of_streams());
 }
@@ -130,6 +132,7 @@ void AxisPass::run(OperatorCall& call, Next next) {
   const bool has_part = gives_parts_ && has_parts(call);
   const bool is_forward = torch::autograd::get_current_graph_task_id() == -1 || at::GradMode::is_enabled() ||
                           (gives_parts_ && !has_part && program_runs_in_backward());
+  if (gives_parts_ && has_shares_) check_results_of_functions(call);
   if (!has_part && (!is_forward || table_.is_empty())) return next(call);
   PlacedArguments found = find_arguments(call);
   if (found.empty()) return next(call);
@@ -143,6 +146,13 @@ void AxisPass::run(OperatorCall& call, Next next) {
   const PlacedArguments given = found;
   run_placed(call, next, std::move(found));
   give_back(call, given);
+}
+
+/// Wholes that a program's own function has computed of parts.
+void AxisPass::check_results_of_functions(const OperatorCall& call) const {
+  for_each_tensor(call.arguments(), [](const at::Tensor& tensor) {
+    if (tensor.defined() && PartTensor::of(tensor) == nullptr && asks_gradient(tensor)) refuse_result_of_function(tensor);
+  });
 }
 
 /// By what this rank holds of its arguments.
@@ -471,13 +481,19 @@ at::Tensor AxisPass::as_part(const at::Tensor& local, const std::shared_ptr<cons
   return local;
 }
 
+bool AxisPass::has_shares(const Placement& placement) const {
+  return std::ranges::any_of(placement.at(position_),
+                             [this](const Cut& cut) { return exchanges(cut.axis).law() == GradientLaw::kShares; });
+}
+
 /// The facts of a part: the same object for like ones, by which decisions are kept.
 std::shared_ptr<const PartOf> AxisPass::part_of(std::vector<int64_t> sizes,
                                                 const std::shared_ptr<const Placement>& placement) {
   for (const std::shared_ptr<const PartOf>& one : parts_)
     if (one->sizes == sizes && one->placement == *placement) return one;
   if (parts_.size() >= kMostKept) parts_.erase(parts_.begin());
-  return parts_.emplace_back(std::make_shared<const PartOf>(std::move(sizes), *placement));
+  return parts_.emplace_back(std::make_shared<const PartOf>(std::move(sizes), *placement, /*is_of_parameter=*/false,
+                                                             /*is_copy=*/false, has_shares(*placement)));
 }
 
 at::Tensor AxisPass::whole(const PlacedArgument& one) {

@@ -367,7 +367,11 @@ void RowRun::decide_on(Decided& made, bool asks_gradient) {
       made.way = Decided::Way::kWhole;
       const bool is_within = i == 0 && writes_first(call_) && operands_[0].found == nullptr &&
                              decision.returned.size() == 1 && decision.returned[0] == decision.arguments[0];
-      if (!is_within || !pass_.may_hold_within(decision.arguments[0])) continue;
+      bool is_in_place = true;  // each part is written where it is
+      for (size_t other = 1; other < operands_.size(); ++other)
+        is_in_place = is_in_place &&
+                      (operands_[other].found == nullptr || decision.arguments[other] == placements[other]);
+      if (!is_within || !is_in_place || !pass_.may_hold_within(decision.arguments[0])) continue;
       made.way = Decided::Way::kWithin;
       made.within = std::make_shared<const Placement>(decision.arguments[0]);
       return;
@@ -510,7 +514,8 @@ const std::shared_ptr<const PartOf>& RowRun::part_of(Decided& made, size_t i, co
   std::vector<int64_t> sizes = pass_.whole_sizes_of({0, one.tensor, part_by(one.placement)});
   std::shared_ptr<const PartOf>& part = made.parts[i];
   if (part == nullptr || part->sizes != sizes || !(part->placement == *one.placement))
-    part = std::make_shared<const PartOf>(std::move(sizes), *one.placement, is_of_parameter, made.copies);
+    part = std::make_shared<const PartOf>(std::move(sizes), *one.placement, is_of_parameter, made.copies,
+                                          pass_.has_shares(*one.placement));
   return part;
 }
 

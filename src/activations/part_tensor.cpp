@@ -228,6 +228,29 @@ Captured captured(const Edge& edge) {
   return {edge, nullptr};
 }
 
+/// A function of a program's own on parts of which ranks have shares of gradients of wholes: an argument of that kind
+/// is among those whose gradients it gives.
+bool is_on_shares(const Node& node) {
+  if (!is_function(node) || node.name().find("trireme") != std::string::npos) return false;
+  return std::ranges::any_of(node.next_edges(), [](const Edge& edge) {
+    const auto* const told = dynamic_cast<const LocalGradient*>(edge.function.get());
+    return told != nullptr && told->known()->has_shares;
+  });
+}
+
+[[noreturn]] void refuse_function(const Node& node, const char* what) {
+  refuse(str(node.name(), ", a function of the program's own, ", what,
+             ", of whose gradient each rank has a share; write it by operators"));
+}
+
+/// Along an axis of shares a function gives and gets gradients of parts alone.
+void check_function(const Node& node) {
+  if (!is_on_shares(node)) return;
+  for (const Edge& edge : node.next_edges())
+    if (edge.is_valid() && dynamic_cast<const LocalGradient*>(edge.function.get()) == nullptr)
+      refuse_function(node, "takes a whole tensor beside a part");
+}
+
 /// Gives grad() the gradients of parts.
 class PartEngine final : public ForwardingEngine {
  public:
@@ -237,6 +260,8 @@ class PartEngine final : public ForwardingEngine {
     LocalGradient::refuse_hooks();
     std::vector<Captured> all;
     torch::autograd::edge_list real_outputs, real_roots = roots;
+    for (const Edge& root : roots)
+      if (root.is_valid() && is_on_shares(*root.function)) refuse_function(*root.function, "gives a loss that is whole");
     bool has_part = std::ranges::any_of(roots, [](const Edge& root) { return captured(root).of != nullptr; });
     for (size_t i = 0; i < roots.size() && i < inputs.size(); ++i)
       if (const auto* const told = dynamic_cast<const LocalGradient*>(roots[i].function.get());
@@ -565,6 +590,7 @@ void PartTensor::mend() {
   if (metadata == nullptr) return;
   if (metadata->grad_fn_ != heard_) {
     if (metadata->grad_fn_ != nullptr && speaks_of_wholes(*metadata->grad_fn_, metadata->output_nr_)) {
+      part_tensor::check_function(*metadata->grad_fn_);
       metadata->grad_fn_ = make_node<part_tensor::GradientAsPart>(
           of_, local_, torch::autograd::Edge(metadata->grad_fn_, metadata->output_nr_));
       metadata->output_nr_ = 0;
@@ -681,6 +707,12 @@ void PartTensor::release_resources() {
   base_.reset();
   local_.reset();
   TensorImpl::release_resources();
+}
+
+void refuse_result_of_function(const at::Tensor& whole) {
+  const NodePtr& node = whole.grad_fn();
+  if (node != nullptr && part_tensor::is_on_shares(*node))
+    part_tensor::refuse_function(*node, "gives a whole tensor of a part");
 }
 
 at::Tensor local_gradient(const at::Tensor& gradient, const std::shared_ptr<const PartOf>& of,

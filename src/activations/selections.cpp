@@ -51,7 +51,7 @@ class AxisPass::Selection {
     if (rule->role == OperatorRole::kNonzero) return run_nonzero();
     const bool is_index = rule->role == OperatorRole::kIndex, is_put = rule->role == OperatorRole::kPut;
     const bool is_indexed = (is_index || is_put) && call_.arguments()[1].isOptionalTensorList();
-    if (found_[0].index != 0) return is_put && is_indexed && writes_first(call_) && run_within();
+    if (found_[0].index != 0) return is_put && is_indexed && run_into_whole();
     self_ = &found_[0];
     if (rule->role == OperatorRole::kMaskedSelect) return run_masked_select();
     return is_indexed && run_indexed(is_put);
@@ -84,7 +84,7 @@ class AxisPass::Selection {
   }
 
   /// Into a tensor that every rank has, by a mask that is cut: into this rank's part of it.
-  bool run_within() {
+  bool run_into_whole() {
     const std::vector<at::Tensor> indices = tensors_among(call_.arguments().slice(1, 1));
     const auto found = std::ranges::find_if(indices, is_mask);
     const auto known = found != indices.end() ? pass_.find(known_to_program(*found)) : nullptr;
@@ -94,10 +94,12 @@ class AxisPass::Selection {
     for (Placement::Cuts& cuts : placement)
       for (Cut& cut : cuts) cut.dim += found - indices.begin();
     const auto within = pass_.kept(std::move(placement));
-    if (!pass_.may_hold_within(*within)) return false;
+    const bool in_place = writes_first(call_);
+    if (in_place && !pass_.may_hold_within(*within)) return false;
     PlacedArgument self{0, written, part_by(within)};
     next_.run(call_, [&] {
-      for (const Cut& cut : within->at(pass_.position_)) self.tensor = slice_of(self.tensor, cut, rank_along(cut));
+      for (const Cut& cut : within->at(pass_.position_))
+        self.tensor = slice_of(in_place ? self.tensor : pass_.enter(self.tensor, cut.axis), cut, rank_along(cut));
     });
     argument(call_, 0) = self.tensor;
     self_ = &self;
@@ -105,6 +107,7 @@ class AxisPass::Selection {
       argument(call_, 0) = written;
       return false;
     }
+    if (!in_place) return true;
     call_.stack.back() = written;
     pass_.table_.hold_within(written, within);
     return true;

@@ -5,7 +5,9 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <string>
+#include <typeindex>
 #include <typeinfo>
+#include <unordered_map>
 
 namespace trireme {
 namespace {
@@ -20,14 +22,13 @@ constinit thread_local Marked marked;
 }  // namespace
 
 bool is_function(const torch::autograd::Node& node) {
-  static thread_local const std::type_info* last = nullptr;
-  static thread_local bool is_last_one = false;
-  if (const std::type_info& kind = typeid(node); last == nullptr || kind != *last) {
-    const std::string name = c10::demangle(kind.name());
-    last = &kind;
-    is_last_one = name.starts_with("torch::autograd::CppNode<") || name == "torch::autograd::PyNode";
+  static thread_local std::unordered_map<std::type_index, bool> known;
+  const auto [found, is_new] = known.try_emplace(typeid(node), false);
+  if (is_new) {
+    const std::string name = c10::demangle(typeid(node).name());
+    found->second = name.starts_with("torch::autograd::CppNode<") || name == "torch::autograd::PyNode";
   }
-  return is_last_one;
+  return found->second;
 }
 
 bool program_runs_in_backward() {

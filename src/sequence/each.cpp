@@ -7,10 +7,14 @@
 #include "sequence/token_pass.h"
 #include "trireme/base/error.h"
 #include "trireme/base/pattern.h"
-#include "trireme/sequence/refusals.h"
 
 namespace trireme::sequence {
 namespace {
+
+constexpr const char* kMadeByLength =
+    "{} joins {}, sharded along the sequence in dim {}, with {}, which is not: the model made it by the length that it "
+    "has seen, so it is that of the first tokens on every rank. Pass it through cut(), or give the model position_ids "
+    "that are";
 
 at::Tensor counting(int64_t tokens, const at::Tensor& like, int64_t dim) {
   std::vector<int64_t> sizes(static_cast<size_t>(like.dim()), 1);

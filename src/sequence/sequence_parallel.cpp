@@ -1,6 +1,5 @@
 #include "trireme/sequence/sequence_parallel.h"
 
-#include <cstdlib>
 #include <utility>
 
 #include "sequence/same_batch.h"
@@ -40,7 +39,6 @@ class SequenceParallel::Impl {
   virtual bool is_part(const at::Tensor& tensor) = 0;
   virtual at::Tensor whole_of(const at::Tensor& part) = 0;
   virtual std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) = 0;
-  virtual void speak_of_wholes() = 0;
   virtual bool has_cut() const = 0;
   virtual bool is_of_tokens(const at::Tensor& loss) = 0;
   virtual SentTensor sent(const at::Tensor& tensor) = 0;
@@ -65,9 +63,12 @@ class SequenceParallel::Impl {
 
 namespace {
 
+/// For programs that read whole_sizes() as the sizes of a part, as Python's do.
 class ByTokens final : public SequenceParallel::Impl {
  public:
-  ByTokens(Group& group, SequenceAttention attention) : pass_(group, attention), group_(group) {}
+  ByTokens(Group& group, SequenceAttention attention) : pass_(group, attention), group_(group) {
+    pass_.speak_of_wholes();
+  }
   at::Tensor cut(const at::Tensor& whole, int64_t dim) override { return pass_.cut(whole, dim); }
   bool is_part(const at::Tensor& tensor) override {
     const auto sharding = pass_.find(tensor);
@@ -80,7 +81,6 @@ class ByTokens final : public SequenceParallel::Impl {
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) override {
     return pass_.whole_sizes(tensor);
   }
-  void speak_of_wholes() override { pass_.speak_of_wholes(); }
   bool has_cut() const override { return pass_.has_cut(); }
   bool is_of_tokens(const at::Tensor& loss) override { return is_part(loss); }
   SentTensor sent(const at::Tensor& tensor) override { return sequence::sent(tensor, pass_.find(tensor)); }
@@ -97,6 +97,7 @@ class ByTokens final : public SequenceParallel::Impl {
   Group& group_;
 };
 
+/// Programs read the whole's sizes off parts themselves.
 class ByRows final : public SequenceParallel::Impl {
  public:
   ByRows(std::shared_ptr<AxisPass> pass, int axis) : pass_(std::move(pass)), axis_(axis) { pass_->give_parts(); }
@@ -131,7 +132,6 @@ class ByRows final : public SequenceParallel::Impl {
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) override {
     return pass_->whole_sizes(tensor);
   }
-  void speak_of_wholes() override { if (std::getenv("TRIREME_PARTS") == nullptr) pass_->give_parts(false); }
   bool has_cut() const override { return has_cut_; }
   bool is_of_tokens(const at::Tensor& loss) override {
     const auto known = pass_->find(loss);
@@ -151,27 +151,26 @@ class ByRows final : public SequenceParallel::Impl {
   bool has_cut_ = false;
 };
 
-std::unique_ptr<SequenceParallel::Impl> made(Group& group, SequenceAttention attention) {
-  if (std::getenv("TRIREME_SEQUENCE_ROWS") != nullptr) {
-    std::vector<PassAxis> axes;
-    axes.push_back(SequenceParallel::axis(group, attention, 0));
-    return std::make_unique<ByRows>(std::make_shared<AxisPass>(PassOrder::kSequence, std::move(axes)), 0);
-  }
-  return std::make_unique<ByTokens>(group, attention);
+std::shared_ptr<AxisPass> pass_of(Group& group, SequenceAttention attention) {
+  std::vector<PassAxis> axes;
+  axes.push_back(SequenceParallel::axis(group, attention, 0));
+  return std::make_shared<AxisPass>(PassOrder::kSequence, std::move(axes));
 }
 
 }  // namespace
 
-SequenceParallel::SequenceParallel(Group& group, SequenceAttention attention) : impl_(made(group, attention)) {}
+SequenceParallel::SequenceParallel(Group& group, SequenceAttention attention)
+    : attention_(attention), impl_(std::make_unique<ByRows>(pass_of(group, attention), 0)) {}
 
 SequenceParallel::SequenceParallel(std::shared_ptr<AxisPass> pass, int axis)
-    : impl_(std::make_unique<ByRows>(std::move(pass), axis)) {}
+    : attention_(SequenceAttention::kUlysses), impl_(std::make_unique<ByRows>(std::move(pass), axis)) {}
 
 SequenceParallel::~SequenceParallel() = default;
 
 PassAxis SequenceParallel::axis(Group& group, SequenceAttention attention, int number) {
-  return {std::make_shared<AxisExchanges>(group, GradientLaw::kShares, "sequence parallelism"),
-          std::make_unique<sequence::TokenPolicy>(number, attention)};
+  auto exchanges = std::make_shared<AxisExchanges>(group, GradientLaw::kShares, "sequence parallelism");
+  exchanges->forget_record();
+  return {std::move(exchanges), std::make_unique<sequence::TokenPolicy>(number, attention)};
 }
 
 at::Tensor SequenceParallel::cut(const at::Tensor& whole, int64_t dim) { return impl_->cut(whole, dim); }
@@ -192,7 +191,11 @@ at::Tensor SequenceParallel::whole_of(const at::Tensor& part) { return impl_->wh
 std::optional<std::vector<int64_t>> SequenceParallel::whole_sizes(const at::Tensor& tensor) {
   return impl_->whole_sizes(tensor);
 }
-void SequenceParallel::speak_of_wholes() { impl_->speak_of_wholes(); }
+void SequenceParallel::speak_of_wholes() {
+  Group& group = impl_->group();
+  impl_.reset();  // one pass at a time
+  impl_ = std::make_unique<ByTokens>(group, attention_);
+}
 bool SequenceParallel::has_cut() const { return impl_->has_cut(); }
 void SequenceParallel::check_loss(const at::Tensor& loss) { impl_->check_loss(loss); }
 SentTensor SequenceParallel::sent(const at::Tensor& tensor) { return impl_->sent(tensor); }

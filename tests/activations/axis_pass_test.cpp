@@ -150,7 +150,7 @@ std::string gathers_much(AxisPass& pass, int axis, int64_t calls, const Trial& t
       most = std::max(most, one.local[other].numel());
       sum += one.local[other].numel();
     }
-    largest = std::max(largest, most);
+    largest = std::max(largest, is_of_numbers(one.local.front()) ? sum : most);
     if (one.placement.is_cut_along(axis)) sent_for[most * pass.grid().ranks(axis)] = sum;
   }
   int64_t most = largest;

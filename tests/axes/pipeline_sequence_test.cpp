@@ -3,6 +3,8 @@
 #include "tests/support/error_of.h"
 
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/index.h>
+#include <ATen/ops/zeros.h>
 
 #include <cmath>
 
@@ -144,15 +146,34 @@ Recipe with_boundary(const std::function<c10::IValue(const c10::IValue&)>& chang
   return recipe;
 }
 
-TEST(PipelineSequence, RefusesOnEveryRankACutThatCannotBeTold) {
-  const auto with = [](const std::function<at::Tensor(const at::Tensor&, const at::Tensor& mask)>& change) {
-    return with_boundary([change](const c10::IValue& value) {
-      const at::Tensor x = at_place(value, 0), mask = at_place(value, 2);
-      return c10::IValue(std::make_tuple(change(x, mask), at_place(value, 1), mask));
-    });
+TEST(PipelineSequence, TokensThatAMaskHasTakenGoToTheNextStage) {
+  const auto change = [](LayerSpec& layer, bool before,
+                         const std::function<at::Tensor(const at::Tensor&, const at::Tensor& mask)>& x_of) {
+    layer.forward = [forward = layer.forward, before, x_of](torch::nn::Module* module, const c10::IValue& value) {
+      const auto changed = [&](const c10::IValue& of) {
+        const at::Tensor mask = at_place(of, 2);
+        return c10::IValue(std::make_tuple(x_of(at_place(of, 0), mask), at_place(of, 1), mask));
+      };
+      return before ? forward(module, changed(value)) : changed(forward(module, value));
+    };
   };
-  expect_refused(with([](const at::Tensor& x, const at::Tensor& mask) { return x.masked_select(mask.unsqueeze(-1)); }),
-                 "tokens that a mask has selected; select them where they are used, and hand on the mask");
+  Recipe recipe = recipe_of_blocks();
+  change(recipe.layers[2], /*before=*/false,
+         [](const at::Tensor& x, const at::Tensor& mask) { return at::index(x, {mask.to(at::kBool)}); });
+  change(recipe.layers[3], /*before=*/true, [](const at::Tensor& x, const at::Tensor& mask) {
+    const at::Tensor all = at::zeros({mask.size(0), mask.size(1), x.size(-1)});
+    return all.index_put({mask.to(at::kBool)}, x);
+  });
+  expect_near(train_in_stages(recipe), train_plain(recipe));
+}
+
+TEST(PipelineSequence, RefusesOnEveryRankACutThatCannotBeTold) {
+  const Recipe recipe = with_boundary([](const c10::IValue& value) {
+    at::Tensor made = at::zeros(at_place(value, 0).sizes());
+    made.copy_(at_place(value, 0));
+    return c10::IValue(std::make_tuple(made, at_place(value, 1), at_place(value, 2)));
+  });
+  expect_refused(recipe, "written at this rank's part alone; write by torch.where() instead, or into a part");
 }
 
 TEST(PipelineSequence, RefusesOnEveryRankOtherBatchesOfASequence) {

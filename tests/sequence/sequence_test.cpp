@@ -26,6 +26,7 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <functional>
 #include <limits>
@@ -371,7 +372,6 @@ TEST_P(EveryWorld, OperatorsThatMixTokensAreOfAllTokens) {
       [](const at::Tensor& x) { return x.select(1, 3); },
       [](const at::Tensor& x) { return x.chunk(2, 1)[0]; },
       [](const at::Tensor& x) { return at::linear(x.transpose(1, 2), at::ones({3, x.size(1)})); },
-      [](const at::Tensor& x) { return at::layer_norm(x, {x.size(1), x.size(2)}); },
       [](const at::Tensor& x) { return x.slice(1, 2, 9); },
       [](const at::Tensor& x) { return x.slice(1, 0, {}, 2).flip({1}); },
       [](const at::Tensor& x) { return std::get<0>(x.sort(1)); }};
@@ -381,16 +381,24 @@ TEST_P(EveryWorld, OperatorsThatMixTokensAreOfAllTokens) {
     });
 }
 
-TEST_P(EveryWorld, ConvolutionsAlongTokensRunOnSamplesOrAreRefused) {
-  const LossOf loss = [](const Net& net, const SequenceInputs& in) {
-    const at::Tensor logits = net.logits(in);
-    return at::conv1d(logits.transpose(1, 2), at::ones({3, kVocab, 2})).square().mean();
-  };
-  if (GetParam() <= kBatch) return compare(GetParam(), {.length = 19}, loss);
-  run_ranks(GetParam(), [&](Rank& rank) {
-    SequenceParallel parallel(rank.world());
-    EXPECT_THROW(loss(Net{Shape{}}, parallel.cut(inputs_of({}))), StateError);
-  });
+TEST_P(EveryWorld, WhatMixesTokensAndFeaturesRunsOnSamplesOrIsRefused) {
+  const std::vector<LossOf> losses = {
+      [](const Net& net, const SequenceInputs& in) {
+        return at::conv1d(net.logits(in).transpose(1, 2), at::ones({3, kVocab, 2})).square().mean();
+      },
+      [](const Net& net, const SequenceInputs& in) {
+        return at::layer_norm(net.logits(in), {in.input_ids.size(1), kVocab}).tanh().mean();
+      }};
+  for (const LossOf& loss : losses) {
+    if (GetParam() <= kBatch) {
+      compare(GetParam(), {.length = 19}, loss);
+      continue;
+    }
+    run_ranks(GetParam(), [&](Rank& rank) {
+      SequenceParallel parallel(rank.world());
+      EXPECT_THROW(loss(Net{Shape{}}, parallel.cut(inputs_of({}))), StateError);
+    });
+  }
 }
 
 TEST_P(EveryWorld, PositionsThatTheModelMakesUpAreThoseOfAllTokens) {
@@ -424,6 +432,33 @@ TEST_P(EveryWorld, PartsThatAreWrittenIntoATensorOfTheProgramStay) {
   });
 }
 
+struct Cubed : torch::autograd::Function<Cubed> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
+    context->save_for_backward({x});
+    return x * x.square() / x.size(1);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const at::Tensor x = context->get_saved_variables()[0];
+    return {gradients[0] * x.square() * 3 / x.size(1)};
+  }
+};
+
+/// Each token less the mean over tokens, whose gradient mixes tokens, too.
+struct Centred : torch::autograd::Function<Centred> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x - x.mean(1, true); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& gradients) {
+    return {gradients[0] - gradients[0].mean(1, true)};
+  }
+};
+
+TEST_P(EveryWorld, FunctionsOfAProgramTakeAndGiveParts) {
+  compare(GetParam(), {.length = 19}, [](const Net& net, const SequenceInputs& in) {
+    return Centred::apply(Cubed::apply(net.logits(in))).square().mean();
+  });
+}
+
 /// The error of `body` on every rank of two, each of which has half of the tokens.
 std::string refusal_of(const std::function<void(const Net&, const SequenceInputs&)>& body,
                        SequenceAttention attention = SequenceAttention::kUlysses, const Shape& shape = {}) {
@@ -445,6 +480,50 @@ TEST(SequenceRefusal, WhatNeedsAllTokensOnEveryRank) {
   const std::string message =
       refusal_of([](const Net& net, const SequenceInputs& in) { at::linalg_svdvals(net.embedded(in).select(0, 0)); });
   EXPECT_NE(message.find("is not known to sequence parallelism"), std::string::npos) << message;
+  // A tensor that all ranks have would be right at some features of each rank.
+  EXPECT_NE(refusal_of([](const Net& net, const SequenceInputs& in) {
+              at::zeros({kVocab, 16}).index_add_(0, in.input_ids.flatten(), net.embedded(in).flatten(0, 1).detach());
+            }).find("index_add_"),
+            std::string::npos);
+}
+
+struct Scaled : torch::autograd::Function<Scaled> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
+    context->save_for_backward({x, weight});
+    return x * weight;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    return {gradients[0] * saved[1], (gradients[0] * saved[0]).sum(at::IntArrayRef{0, 1})};
+  }
+};
+
+struct Summed : torch::autograd::Function<Summed> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
+    context->saved_data["sizes"] = x.sizes();
+    return x.sum();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    return {gradients[0].expand(context->saved_data["sizes"].toIntVector())};
+  }
+};
+
+TEST(SequenceRefusal, FunctionsOfAProgramThatTakeOrGiveWholesBesideParts) {
+  // Ranks have shares of the gradients of wholes, and a function's backward would know one.
+  EXPECT_NE(refusal_of([](const Net& net, const SequenceInputs& in) {
+              Scaled::apply(net.embedded(in), net.weights.at("0.norm")).sum();
+            }).find("takes a whole tensor beside a part"),
+            std::string::npos);
+  EXPECT_NE(refusal_of([](const Net& net, const SequenceInputs& in) {
+              Summed::apply(net.embedded(in)) * 2;
+            }).find("gives a whole tensor of a part"),
+            std::string::npos);
+  EXPECT_NE(refusal_of([](const Net& net, const SequenceInputs& in) {
+              torch::autograd::backward({Summed::apply(net.embedded(in))});
+            }).find("gives a loss that is whole"),
+            std::string::npos);
 }
 
 TEST(SequenceRefusal, MasksAndHeads) {

@@ -159,6 +159,7 @@ class AxisPass : public Pass {
   PlacedArguments find_arguments(OperatorCall& call);
   [[noreturn]] void refuse_transform(const OperatorCall& call, const at::Tensor& part);
   void share_elements(OperatorCall& call, Next next, PlacedArguments& found);
+  void check_results_of_functions(const OperatorCall& call) const;
   void run_placed(OperatorCall& call, Next next, PlacedArguments found);
   bool run_within(OperatorCall& call, Next next, PlacedArguments& found);
   bool may_hold_within(const Placement& placement) const;
@@ -184,6 +185,7 @@ class AxisPass : public Pass {
   void run_row(OperatorCall& call, Next next, const Meaning& meaning, const PlacedArguments& found);
   bool run_held_whole(OperatorCall& call, Next next, const PlacedArguments& found);
 
+  bool has_shares(const Placement& placement) const;
   std::shared_ptr<const PartOf> part_of(std::vector<int64_t> sizes, const std::shared_ptr<const Placement>& placement);
   void run_gathered(OperatorCall& call, Next next, const PlacedArguments& found);
   at::Tensor gather(const at::Tensor& part, const Cut& cut, bool enters);
@@ -217,6 +219,7 @@ class AxisPass : public Pass {
   std::vector<std::shared_ptr<const Placement>> placements_;
   std::vector<std::shared_ptr<const PartOf>> parts_;
   bool gives_parts_ = false;
+  const bool has_shares_;  ///< along some axis
   InterceptScope scope_;
 };
 

@@ -27,6 +27,8 @@ struct PartOf {
   bool is_of_parameter = false;  ///< computed from one alone: others are cut as it is
   /// A copy in place of a view: what is written into it would be lost.
   bool is_copy = false;
+  /// Ranks have shares of gradients of wholes, along an axis that cuts it (GradientLaw::kShares).
+  bool has_shares = false;
 };
 
 /// Whether this thread's code is a program's: interception is on, and no operator runs.
@@ -121,6 +123,10 @@ class PlainSlices {
 /// Whether a part is among the arguments. Throws StateError where parts are refused by name: operators that change the
 /// sizes of their argument in place (resize_, set_, transpose_), and transforms of torch.func.
 bool has_parts(const OperatorCall& call);
+
+/// Refuses `whole`, a result of a program's own function on parts, of whose gradient ranks have shares: its backward
+/// would get this rank's share alone.
+void refuse_result_of_function(const at::Tensor& whole);
 
 /// The gradient of a part, as operators' nodes take it: `gradient`, a part or whole, on this rank, of `local_sizes`.
 at::Tensor local_gradient(const at::Tensor& gradient, const std::shared_ptr<const PartOf>& of,

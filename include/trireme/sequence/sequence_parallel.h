@@ -102,6 +102,7 @@ class [[nodiscard]] SequenceParallel final : public CutActivations {
   class Impl;
 
  private:
+  const SequenceAttention attention_;
   std::unique_ptr<Impl> impl_;
 };
 

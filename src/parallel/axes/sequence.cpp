@@ -28,7 +28,6 @@ const AxisPart& sequence_axis() {
           {kTensor,
            "axes \"sequence\" of {} and \"tensor\" of {} ranks: layers in slices do not take parts of sequences yet; "
            "make one of the two 1"},
-          {.other = kRecomputeByCall, .text = kMadeByLength, .at = EngineCall::kForward, .code = ErrorCode::kState},
           {.other = kDevice,
            .text = kRingRefusal,
            .option = kRingAttention,
