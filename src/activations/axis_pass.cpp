@@ -7,6 +7,8 @@
 #include <cmath>
 #include <utility>
 
+#include "activations/held.h"
+#include "activations/selections.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept/program.h"
 #include "trireme/intercept/transforms.h"
@@ -41,6 +43,32 @@ std::vector<Undivided> undivided_of(const std::vector<PassAxis>& axes) {
   return all;
 }
 
+/// A rank's place along each set of axes, the first axis alone first.
+std::vector<uint64_t> places_of_streams(const AxisGrid& grid, int position) {
+  std::vector<uint64_t> places;
+  for (int bits = 1; bits < 1 << grid.axes(); ++bits) {
+    uint64_t place = 0;
+    for (int axis = 0; axis < grid.axes(); ++axis)
+      if ((bits >> axis & 1) != 0)
+        place = place * static_cast<uint64_t>(grid.ranks(axis)) + static_cast<uint64_t>(grid.rank(position, axis));
+    places.push_back(place + 1);
+  }
+  return places;
+}
+
+/// Refuses wholes that a program's own function has computed of parts.
+void check_results_of_functions(const OperatorCall& call) {
+  for_each_tensor(call.arguments(), [](const at::Tensor& tensor) {
+    if (tensor.defined() && PartTensor::of(tensor) == nullptr && asks_gradient(tensor))
+      refuse_result_of_function(tensor);
+  });
+}
+
+[[noreturn]] void refuse_transform(AxisPass& pass, const OperatorCall& call, const at::Tensor& part) {
+  pass.refuse(call, part, "is inside of torch.func's vmap() or grad(), and works on a part",
+              "write the batch dim out, and call backward()");
+}
+
 std::shared_ptr<const PlacedTensor> known_of(const PartTensor& part) {
   const std::shared_ptr<const PartOf>& of = part.known();
   return std::make_shared<const PlacedTensor>(
@@ -66,6 +94,29 @@ void give_back(OperatorCall& call, const PlacedArguments& given) {
 }
 
 }  // namespace
+
+std::shared_ptr<const Placement> KeptPlacements::placement(Placement placement) {
+  for (const std::shared_ptr<const Placement>& one : placements_)
+    if (*one == placement) return one;
+  if (placements_.size() >= kMostKept) placements_.erase(placements_.begin());
+  return placements_.emplace_back(std::make_shared<const Placement>(std::move(placement)));
+}
+
+std::shared_ptr<const PartOf> KeptPlacements::part_of(std::vector<int64_t> sizes,
+                                                      const std::shared_ptr<const Placement>& placement,
+                                                      bool has_shares) {
+  for (const std::shared_ptr<const PartOf>& one : parts_)
+    if (one->sizes == sizes && one->placement == *placement) return one;
+  if (parts_.size() >= kMostKept) parts_.erase(parts_.begin());
+  return parts_.emplace_back(std::make_shared<const PartOf>(std::move(sizes), *placement, /*is_of_parameter=*/false,
+                                                            /*is_copy=*/false, has_shares));
+}
+
+RandomStream stream_of(const Placement::Cuts& cuts) {
+  uint8_t bits = 0;
+  for (const Cut& cut : cuts) bits |= static_cast<uint8_t>(1 << cut.axis);
+  return stream_of_axes(bits);
+}
 
 PlacedArgument placed_argument(const at::Tensor& tensor, std::shared_ptr<const PlacedTensor> known) {
   if (PartTensor* const part = PartTensor::of(tensor)) return {0, part->local(), std::move(known), tensor};
@@ -103,26 +154,7 @@ AxisPass::AxisPass(PassOrder order, std::vector<PassAxis> axes)
       has_shares_(std::ranges::any_of(
           axes_, [](const PassAxis& axis) { return axis.exchanges->law() == GradientLaw::kShares; })),
       scope_(InterceptScope::Watch::kWrites, this) {
-  RankContext::of_this_thread().streams().set_slices(places_of_streams());
-}
-
-RandomStream AxisPass::stream_of(const Placement& placement) const {
-  uint8_t bits = 0;
-  for (const Cut& cut : placement.at(position_)) bits |= static_cast<uint8_t>(1 << cut.axis);
-  return stream_of_axes(bits);
-}
-
-/// This rank's place along each set of axes, the first axis alone first.
-std::vector<uint64_t> AxisPass::places_of_streams() const {
-  std::vector<uint64_t> places;
-  for (int bits = 1; bits < 1 << grid_.axes(); ++bits) {
-    uint64_t place = 0;
-    for (int axis = 0; axis < grid_.axes(); ++axis)
-      if ((bits >> axis & 1) != 0)
-        place = place * static_cast<uint64_t>(grid_.ranks(axis)) + static_cast<uint64_t>(grid_.rank(position_, axis));
-    places.push_back(place + 1);
-  }
-  return places;
+  RankContext::of_this_thread().streams().set_slices(places_of_streams(grid_, position_));
 }
 
 AxisPass::~AxisPass() { RankContext::of_this_thread().streams().set_slice(0); }
@@ -142,65 +174,10 @@ void AxisPass::run(OperatorCall& call, Next next) {
       refuse(call, found[0].tensor, "gets a tangent of forward-mode differentiation (jvp()) beside a part",
              "take the derivative by backward(), or of a module before initialize()");
   });
-  if (!has_part) return run_placed(call, next, std::move(found));
+  if (!has_part) return HeldRun(*this, call, next).run(std::move(found));
   const PlacedArguments given = found;
-  run_placed(call, next, std::move(found));
+  HeldRun(*this, call, next).run(std::move(found));
   give_back(call, given);
-}
-
-/// Wholes that a program's own function has computed of parts.
-void AxisPass::check_results_of_functions(const OperatorCall& call) const {
-  for_each_tensor(call.arguments(), [](const at::Tensor& tensor) {
-    if (tensor.defined() && PartTensor::of(tensor) == nullptr && asks_gradient(tensor)) refuse_result_of_function(tensor);
-  });
-}
-
-/// By what this rank holds of its arguments.
-void AxisPass::run_placed(OperatorCall& call, Next next, PlacedArguments found) {
-  const auto is_held = [](Held held) { return [held](const PlacedArgument& one) { return one.known->held == held; }; };
-  if (std::ranges::any_of(found, is_held(Held::kWithin)) && run_within(call, next, found)) return;
-  if (!std::ranges::all_of(found, is_held(Held::kWhole)))
-    std::erase_if(found, is_held(Held::kWhole));
-  else if (!realises(call))
-    return (void)run_held_whole(call, next, found);
-  else
-    realise(call, next, found);
-  run_found(call, next, std::move(found));
-}
-
-/// Views of a tensor that is right within this rank's part are so, too; other operators get the part.
-bool AxisPass::run_within(OperatorCall& call, Next next, PlacedArguments& found) {
-  if (found.size() == 1 && gives_views(call) && run_held_whole(call, next, found)) return true;
-  const at::Tensor written = writes_first(call) ? call.arguments()[0].toTensor() : at::Tensor();
-  const bool is_written = written.defined() && found[0].index == 0 && found[0].known->held == Held::kWithin;
-  std::vector<at::Tensor> tensors = tensors_among(call.arguments());
-  const Operands operands = operands_of(call, found);
-  PlacedArguments parts;
-  next.run(call, [&] {
-    for (size_t i = 0; i < operands.size(); ++i) {
-      if (operands[i].found == nullptr) continue;
-      parts.push_back(*operands[i].found);
-      if (parts.back().known->held != Held::kWithin) continue;
-      const std::shared_ptr<const Placement> placement = parts.back().known->placement;
-      for (const Cut& cut : placement->at(position_))
-        tensors[i] = slice_of(tensors[i], cut, grid_.rank(position_, cut.axis));
-      parts.back() = {operands[i].index, tensors[i], part_by(placement)};
-    }
-  });
-  const std::vector<c10::IValue> arguments = with_tensors(call.arguments().vec(), tensors);
-  for (size_t i = 0; i < arguments.size(); ++i) argument(call, i) = arguments[i];
-  run_placed(call, next, std::move(parts));
-  if (is_written) call.stack.back() = written;
-  return true;
-}
-
-/// Whether a rank's part is a view of the whole.
-bool AxisPass::may_hold_within(const Placement& placement) const {
-  return std::ranges::all_of(placement.at(position_), [&](const Cut& cut) {
-    bool is_view = cut.outer == 1 && axes_[static_cast<size_t>(cut.axis)].policy->writes_within();
-    for (int rank = 0; rank < cut.ranges->ranks(); ++rank) is_view = is_view && cut.ranges->of_rank(rank).size() == 1;
-    return is_view;
-  });
 }
 
 void AxisPass::add(const at::Tensor& tensor, PlacedTensor known) {
@@ -241,7 +218,7 @@ PlacedArguments AxisPass::find_arguments(OperatorCall& call) {
       if (!known) return;
       if (!inner.is_same(tensor)) {
         if (known->held == Held::kWhole) return;
-        if (!known->is_copy) refuse_transform(call, inner);
+        if (!known->is_copy) refuse_transform(*this, call, inner);
       }
       if (known->is_unknown)
         refuse(call, tensor, "gets a view whose dims are not known",
@@ -269,43 +246,8 @@ PlacedArguments AxisPass::find_arguments(OperatorCall& call) {
   }
   if (!is_transformed) return found;
   std::erase_if(found, [](const PlacedArgument& one) { return one.known->held == Held::kWhole; });
-  if (!found.empty()) refuse_transform(call, found[0].tensor);
+  if (!found.empty()) refuse_transform(*this, call, found[0].tensor);
   return found;
-}
-
-void AxisPass::refuse_transform(const OperatorCall& call, const at::Tensor& part) {
-  refuse(call, part, "is inside of torch.func's vmap() or grad(), and works on a part",
-         "write the batch dim out, and call backward()");
-}
-
-/// Whether a call whose arguments are all held whole computes on parts from here on: it makes activations.
-bool AxisPass::realises(const OperatorCall& call) {
-  if (call.traits.written != 0) return false;
-  if (call.traits.random) return true;
-  if (const OperatorRow* const entry = rows_(call.op); entry != nullptr && entry->makes_activations) return true;
-  bool asks = false;
-  for_each_tensor(call.arguments(), [&](const at::Tensor& one) { asks = asks || (one.defined() && asks_gradient(one)); });
-  return asks && rows_(call.op) != nullptr;
-}
-
-/// This rank's part in place of each argument that is held whole.
-void AxisPass::realise(OperatorCall& call, Next next, PlacedArguments& found) {
-  std::vector<at::Tensor> tensors = tensors_among(call.arguments());
-  const Operands operands = operands_of(call, found);
-  PlacedArguments parts;
-  next.run(call, [&] {
-    for (size_t i = 0; i < operands.size(); ++i) {
-      if (operands[i].found == nullptr) continue;
-      const std::shared_ptr<const Placement>& placement = operands[i].found->known->placement;
-      at::Tensor part = operands[i].tensor;
-      for (const Cut& cut : placement->at(position_)) part = slice_of(part, cut, grid_.rank(position_, cut.axis));
-      tensors[i] = gives_views(call) ? part.clone() : operands[i].tensor.is_contiguous() ? part.contiguous() : part;
-      parts.push_back({operands[i].index, tensors[i], part_by(placement)});
-    }
-  });
-  const std::vector<c10::IValue> arguments = with_tensors(call.arguments().vec(), tensors);
-  for (size_t i = 0; i < arguments.size(); ++i) argument(call, i) = arguments[i];
-  found = std::move(parts);
 }
 
 /// Parameters of which other ranks have elements, too.
@@ -331,10 +273,10 @@ void AxisPass::run_found(OperatorCall& call, Next next, PlacedArguments found) {
     if (!axis.policy->fit(*this, call, next, found)) return run_whole(call, next, found);
   for (const PassAxis& axis : axes_)
     if (axis.policy->run(*this, call, next, found)) return;
-  if (run_selection(call, next, found)) return;
+  const OperatorRule* const rule = rules_(call.op);
+  if (rule != nullptr && run_selection(*this, call, next, found, rule->role)) return;
   if (goes_by_mask(call)) return run_whole(call, next, found);
   if (const OperatorRow* const entry = rows_(call.op)) return run_row(call, next, {.entry = entry}, found);
-  const OperatorRule* const rule = rules_(call.op);
   if (rule != nullptr && rule->role == OperatorRole::kNew) return next(call);
   if (rule != nullptr && rule->role == OperatorRole::kNone) {
     // An operator that looks at its arguments, as TorchScript reads sizes, sees them as the program does.
@@ -354,7 +296,7 @@ void AxisPass::run_over_others(int axis, OperatorCall& call, Next next, PlacedAr
       cuts.erase(std::remove_if(cuts.begin(), cuts.end(), [axis](const Cut& cut) { return cut.axis == axis; }),
                  cuts.end());
     PlacedTensor known = *one.known;
-    known.placement = kept(std::move(placement));
+    known.placement = kept_.placement(std::move(placement));
     one.known = std::make_shared<const PlacedTensor>(std::move(known));
   }
   std::erase_if(found, [this](const PlacedArgument& one) { return one.known->placement->at(position_).empty(); });
@@ -393,8 +335,7 @@ void AxisPass::run_gathered(OperatorCall& call, Next next, const PlacedArguments
   });
 }
 
-/// Whether results share an argument's memory. An argument that is written is a result, too, and no view.
-bool AxisPass::gives_views(const OperatorCall& call) {
+bool gives_views(const OperatorCall& call) {
   return std::ranges::any_of(call.op.schema().returns(), [](const c10::Argument& result) {
     return result.alias_info() != nullptr && !result.alias_info()->isWrite();
   });
@@ -419,15 +360,8 @@ PlacedTensor AxisPass::with_cut(const PlacedTensor& known, const Cut& cut) {
       cuts.insert(at, cut);
   }
   PlacedTensor made = known;
-  made.placement = kept(std::move(placement));
+  made.placement = kept_.placement(std::move(placement));
   return made;
-}
-
-std::shared_ptr<const Placement> AxisPass::kept(Placement placement) {
-  for (const std::shared_ptr<const Placement>& one : placements_)
-    if (*one == placement) return one;
-  if (placements_.size() >= kMostKept) placements_.erase(placements_.begin());
-  return placements_.emplace_back(std::make_shared<const Placement>(std::move(placement)));
 }
 
 std::vector<int64_t> AxisPass::whole_sizes_of(const PlacedArgument& one) const {
@@ -475,25 +409,17 @@ at::Tensor AxisPass::gather(const at::Tensor& part, const Cut& cut, bool enters)
   return entered_once(part, cut.axis, [&] { return exchanges(cut.axis).gather_and_enter(part, cut, running_); });
 }
 
-at::Tensor AxisPass::as_part(const at::Tensor& local, const std::shared_ptr<const Placement>& placement) {
-  if (gives_parts_) return PartTensor::wrap(local, part_of(whole_sizes_of({0, local, part_by(placement)}), placement));
-  table_.add(local, {.placement = placement});
-  return local;
-}
-
 bool AxisPass::has_shares(const Placement& placement) const {
   return std::ranges::any_of(placement.at(position_),
                              [this](const Cut& cut) { return exchanges(cut.axis).law() == GradientLaw::kShares; });
 }
 
-/// The facts of a part: the same object for like ones, by which decisions are kept.
-std::shared_ptr<const PartOf> AxisPass::part_of(std::vector<int64_t> sizes,
-                                                const std::shared_ptr<const Placement>& placement) {
-  for (const std::shared_ptr<const PartOf>& one : parts_)
-    if (one->sizes == sizes && one->placement == *placement) return one;
-  if (parts_.size() >= kMostKept) parts_.erase(parts_.begin());
-  return parts_.emplace_back(std::make_shared<const PartOf>(std::move(sizes), *placement, /*is_of_parameter=*/false,
-                                                             /*is_copy=*/false, has_shares(*placement)));
+at::Tensor AxisPass::as_part(const at::Tensor& local, const std::shared_ptr<const Placement>& placement) {
+  if (gives_parts_)
+    return PartTensor::wrap(
+        local, kept_.part_of(whole_sizes_of({0, local, part_by(placement)}), placement, has_shares(*placement)));
+  table_.add(local, {.placement = placement});
+  return local;
 }
 
 at::Tensor AxisPass::whole(const PlacedArgument& one) {

@@ -13,6 +13,7 @@
 #include <ranges>
 #include <utility>
 
+#include "activations/held.h"
 #include "trireme/activations/axis_pass.h"
 #include "trireme/activations/decide.h"
 #include "trireme/base/error.h"
@@ -85,7 +86,7 @@ c10::IValue nothing_for(const c10::Argument& argument, const at::Tensor& term) {
 
 }  // namespace
 
-Operands AxisPass::operands_of(const OperatorCall& call, const PlacedArguments& found) {
+Operands operands_of(const OperatorCall& call, const PlacedArguments& found) {
   Operands operands;
   auto known = found.begin();  // in the order of the arguments
   for (size_t i = 0; i < call.traits.arguments; ++i) {
@@ -136,7 +137,7 @@ class RowRun {
       : pass_(pass), call_(call), next_(next), meaning_(meaning), operands_(std::move(operands)) {}
 
   void run(const PlacedArguments& found);
-  bool run_held_whole();
+  bool run_on_whole();
 
  private:
   void run_within(const Decided& made, PlacedArguments found);
@@ -178,20 +179,12 @@ void AxisPass::run_row(OperatorCall& call, Next next, const Meaning& meaning, co
   RowRun(*this, call, next, meaning, operands_of(call, found)).run(found);
 }
 
-/// False: it has not run, since results of what is right within a part would be right within none.
-bool AxisPass::run_held_whole(OperatorCall& call, Next next, const PlacedArguments& found) {
-  const OperatorRow* const entry = goes_by_mask(call) ? nullptr : rows_(call.op);
-  if (entry != nullptr) {
-    const Meaning meaning{.entry = entry};
-    return RowRun(*this, call, next, meaning, operands_of(call, found)).run_held_whole();
-  }
-  if (found[0].known->held == Held::kWithin) return false;
-  next(call);
-  return true;
+bool AxisPass::run_row_on_whole(OperatorCall& call, Next next, const Meaning& meaning, const PlacedArguments& found) {
+  return RowRun(*this, call, next, meaning, operands_of(call, found)).run_on_whole();
 }
 
 /// On all elements, as one rank would; the row says how the results are to be cut.
-bool RowRun::run_held_whole() {
+bool RowRun::run_on_whole() {
   const std::shared_ptr<Decided> made = decided();
   const auto lead = std::ranges::find_if(operands_, [](const Operand& one) { return one.found != nullptr; });
   const Held held = lead->found->known->held;
@@ -215,16 +208,12 @@ bool RowRun::run_held_whole() {
 /// Into this rank's part of a tensor that all ranks have.
 void RowRun::run_within(const Decided& made, PlacedArguments found) {
   const at::Tensor written = operands_[0].tensor;
-  at::Tensor own = written;
-  next_.run(call_, [&] {
-    for (const Cut& cut : made.within->at(pass_.position_))
-      own = slice_of(own, cut, pass_.grid_.rank(pass_.position_, cut.axis));
-  });
+  const at::Tensor own = next_.run(call_, [&] { return part_of_whole(pass_, written, *made.within); });
   argument(call_, 0) = own;
   found.insert(found.begin(), {0, own, part_by(made.within)});
   pass_.run_row(call_, next_, meaning_, found);
   call_.stack.back() = written;
-  pass_.table_.hold_within(written, made.within);
+  pass_.hold_within(written, made.within);
 }
 
 void RowRun::run(const PlacedArguments& found) {
@@ -305,10 +294,10 @@ std::shared_ptr<AxisPass::Decided> RowRun::decided() {
   key.add(asks_gradient ? 1 : 0);
   key.add(meaning_.own.get());
   for (const Operand& one : operands_) {
-    key.add(one.found == nullptr                           ? 0
-            : one.found->known->is_parameter               ? 1
-            : one.found->known->held == Held::kPart        ? 2
-                                                           : 3);
+    key.add(one.found == nullptr                    ? 0
+            : one.found->known->is_parameter        ? 1
+            : one.found->known->held == Held::kPart ? 2
+                                                    : 3);
     key.add(one.found == nullptr ? nullptr : one.found->known->placement.get());
   }
   if (key.is_complete())
@@ -328,8 +317,8 @@ void RowRun::decide_on(Decided& made, bool asks_gradient) {
   for (const Operand& one : operands_) {
     const PlacedTensor* const known = one.found != nullptr ? one.found->known.get() : nullptr;
     sizes.push_back(known != nullptr && known->held == Held::kPart ? pass_.whole_sizes_of(*one.found)
-                    : one.tensor.defined() ? one.tensor.sizes().vec()
-                                           : std::vector<int64_t>());
+                    : one.tensor.defined()                         ? one.tensor.sizes().vec()
+                                                                   : std::vector<int64_t>());
     placements.push_back(known != nullptr ? *known->placement : Placement(pass_.grid_.positions()));
     if (known != nullptr) made.kept.push_back(known->placement);
     leads.push_back(one.is_written ? kWrittenLeads : known != nullptr && known->is_parameter ? kParameterLeads : 0);
@@ -349,15 +338,16 @@ void RowRun::decide_on(Decided& made, bool asks_gradient) {
   for (size_t i = 0; i < read.size(); ++i)
     if (!is_read(i)) made.decision.arguments[i] = placements[i];
   const Decision& decision = made.decision;
-  const bool reads_parts = std::ranges::any_of(
-      std::views::iota(size_t{0}, operands_.size()), [&](size_t i) { return operands_[i].found != nullptr && is_read(i); });
+  const bool reads_parts = std::ranges::any_of(std::views::iota(size_t{0}, operands_.size()),
+                                               [&](size_t i) { return operands_[i].found != nullptr && is_read(i); });
   const bool needs_counts = asks_gradient && std::ranges::any_of(decision.joins, [](const Decision::Join& join) {
                               return shares_gradient(join.kind);
                             });
   made.counts_extremes = needs_counts && std::ranges::any_of(decision.joins, [this](const Decision::Join& join) {
                            return pass_.undivided_[join.axis] == Undivided::kMove;
                          });
-  if ((decision.divided.empty() && reads_parts) || (needs_counts && !made.counts_extremes)) made.way = Decided::Way::kGathered;
+  if ((decision.divided.empty() && reads_parts) || (needs_counts && !made.counts_extremes))
+    made.way = Decided::Way::kGathered;
   if (needs_counts && !made.counts_extremes) made.way = Decided::Way::kWhole;  // an axis beside it may move
   if (decision.refusal) made.way = Decided::Way::kRefused;
   for (size_t i = 0; i < operands_.size() && made.way == Decided::Way::kByRow; ++i) {
@@ -369,16 +359,16 @@ void RowRun::decide_on(Decided& made, bool asks_gradient) {
                              decision.returned.size() == 1 && decision.returned[0] == decision.arguments[0];
       bool is_in_place = true;  // each part is written where it is
       for (size_t other = 1; other < operands_.size(); ++other)
-        is_in_place = is_in_place &&
-                      (operands_[other].found == nullptr || decision.arguments[other] == placements[other]);
-      if (!is_within || !is_in_place || !pass_.may_hold_within(decision.arguments[0])) continue;
+        is_in_place =
+            is_in_place && (operands_[other].found == nullptr || decision.arguments[other] == placements[other]);
+      if (!is_within || !is_in_place || !may_hold_within(pass_, decision.arguments[0])) continue;
       made.way = Decided::Way::kWithin;
       made.within = std::make_shared<const Placement>(decision.arguments[0]);
       return;
     }
     if (writes_statistics) continue;
     if (!(decision.returned[0] == placements[i]) ||
-             made.row.sizes_of(made.row.results[0]) != made.row.sizes_of(made.row.arguments[i]))
+        made.row.sizes_of(made.row.results[0]) != made.row.sizes_of(made.row.arguments[i]))
       made.way = Decided::Way::kNewSizes;
   }
   made.term = decision.joins.empty() ? -1 : made.row.term;
@@ -388,7 +378,8 @@ void RowRun::decide_on(Decided& made, bool asks_gradient) {
     if (!operands_[i].tensor.defined() || operands_[i].is_written || !is_read(i)) continue;
     const bool is_term = static_cast<int>(i) == made.term;
     for (const int axis : decision.divided)
-      if (pass_.exchanges(axis).law() == GradientLaw::kWhole && !decision.arguments[i].is_cut_along(axis) && (!is_term || decision.results[0].is_cut_along(axis)))
+      if (pass_.exchanges(axis).law() == GradientLaw::kWhole && !decision.arguments[i].is_cut_along(axis) &&
+          (!is_term || decision.results[0].is_cut_along(axis)))
         entered.push_back(axis);
     const bool is_moved = !(decision.arguments[i] == placements[i]);
     made.has_moves = made.has_moves || !entered.empty() || is_moved;
@@ -403,7 +394,7 @@ void RowRun::decide_on(Decided& made, bool asks_gradient) {
     made.back.push_back(steps_between(decision.results[i], decision.returned[i], pass_.grid_));
   }
   const bool goes_back = std::ranges::any_of(made.back, [](const std::vector<Step>& steps) { return !steps.empty(); });
-  made.copies = (made.copies || goes_back || !decision.joins.empty()) && AxisPass::gives_views(call_);
+  made.copies = (made.copies || goes_back || !decision.joins.empty()) && gives_views(call_);
 }
 
 /// The arguments become this rank's. The term that is to be added behind a sum, if there is one.
@@ -608,7 +599,7 @@ at::Tensor RowRun::placed(const Decided& made, size_t operand) {
   // A part of what is dense lies between other parts; views and some kernels count on a dense one.
   if (one.tensor.is_contiguous()) tensor = tensor.contiguous();
   // A view of this rank's part of what all ranks have is no view of that.
-  if (one.found == nullptr && !made.steps[operand].empty() && AxisPass::gives_views(call_)) tensor = tensor.clone();
+  if (one.found == nullptr && !made.steps[operand].empty() && gives_views(call_)) tensor = tensor.clone();
   for (const int axis : entered)
     if (!given.is_cut_along(axis)) tensor = pass_.enter(tensor, axis);
   return tensor;

@@ -1,12 +1,12 @@
-// Elements that a mask takes: of a part, this rank's own. Which ones other ranks have is counted on the mask, which
-// every rank has whole; so what was taken is cut by ranges as anything else.
+#include "activations/selections.h"
+
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "trireme/activations/axis_pass.h"
+#include "activations/held.h"
 #include "trireme/base/error.h"
 
 namespace trireme {
@@ -36,32 +36,27 @@ std::shared_ptr<const Ranges> taken_of(const at::Tensor& mask, const Cut& cut) {
   return std::make_shared<const Ranges>(places.numel(), std::move(of_rank));
 }
 
-}  // namespace
-
 /// One operator that takes or writes elements of a part by a mask.
-class AxisPass::Selection {
+class Selection {
  public:
   Selection(AxisPass& pass, OperatorCall& call, Next next, const PlacedArguments& found)
       : pass_(pass), call_(call), next_(next), found_(found) {}
 
   /// False: the mask is not one of a single axis's cut, or not the only index.
-  bool run() {
-    const OperatorRule* const rule = pass_.rules_(call_.op);
-    if (rule == nullptr) return false;
-    if (rule->role == OperatorRole::kNonzero) return run_nonzero();
-    const bool is_index = rule->role == OperatorRole::kIndex, is_put = rule->role == OperatorRole::kPut;
+  bool run(OperatorRole role) {
+    if (role == OperatorRole::kNonzero) return run_nonzero();
+    const bool is_index = role == OperatorRole::kIndex, is_put = role == OperatorRole::kPut;
     const bool is_indexed = (is_index || is_put) && call_.arguments()[1].isOptionalTensorList();
     if (found_[0].index != 0) return is_put && is_indexed && run_into_whole();
     self_ = &found_[0];
-    if (rule->role == OperatorRole::kMaskedSelect) return run_masked_select();
+    if (role == OperatorRole::kMaskedSelect) return run_masked_select();
     return is_indexed && run_indexed(is_put);
   }
 
  private:
   bool run_nonzero() {
     const PlacedArgument one = found_[0];
-    const at::Tensor whole =
-        next_.run(call_, [&] { return pass_.whole({0, one.tensor.ne(0), one.known}); });
+    const at::Tensor whole = next_.run(call_, [&] { return pass_.whole({0, one.tensor.ne(0), one.known}); });
     argument(call_, 0) = whole;
     next_(call_);
     return true;
@@ -93,12 +88,12 @@ class AxisPass::Selection {
     Placement placement = *known->placement;
     for (Placement::Cuts& cuts : placement)
       for (Cut& cut : cuts) cut.dim += found - indices.begin();
-    const auto within = pass_.kept(std::move(placement));
+    const auto within = pass_.kept().placement(std::move(placement));
     const bool in_place = writes_first(call_);
-    if (in_place && !pass_.may_hold_within(*within)) return false;
+    if (in_place && !may_hold_within(pass_, *within)) return false;
     PlacedArgument self{0, written, part_by(within)};
     next_.run(call_, [&] {
-      for (const Cut& cut : within->at(pass_.position_))
+      for (const Cut& cut : within->at(pass_.position()))
         self.tensor = slice_of(in_place ? self.tensor : pass_.enter(self.tensor, cut.axis), cut, rank_along(cut));
     });
     argument(call_, 0) = self.tensor;
@@ -109,7 +104,7 @@ class AxisPass::Selection {
     }
     if (!in_place) return true;
     call_.stack.back() = written;
-    pass_.table_.hold_within(written, within);
+    pass_.hold_within(written, within);
     return true;
   }
 
@@ -135,8 +130,8 @@ class AxisPass::Selection {
     if (mask.size(of_mask.dim) != cut->whole())
       pass_.refuse(call_, self_->tensor, str("takes by a mask ", mask.sizes(), " elements"),
                    str("give it the whole's size, ", cut->whole(), " in dim ", of_mask.dim));
-    const auto [own, taken] = next_.run(
-        call_, [&] { return std::pair(slice_of(mask, of_mask, rank_along(*cut)), taken_of(mask, of_mask)); });
+    const auto [own, taken] =
+        next_.run(call_, [&] { return std::pair(slice_of(mask, of_mask, rank_along(*cut)), taken_of(mask, of_mask)); });
     *found = own;
     argument(call_, 1) = with_tensors({call_.arguments()[1]}, indices)[0];
     const auto placement = placement_by(*cut, taken, first, mask.dim());
@@ -169,12 +164,12 @@ class AxisPass::Selection {
     const Cut of_values{.axis = cut.axis, .dim = values.dim() + dim, .ranges = std::make_shared<const Ranges>(taken)};
     if (known != found_.end()) {
       const Cut* const own = pass_.cut_of(*known->known, cut.axis);
-      return own != nullptr && *own == of_values && known->known->placement->at(pass_.position_).size() == 1;
+      return own != nullptr && *own == of_values && known->known->placement->at(pass_.position()).size() == 1;
     }
     if (of_values.dim < 0 || values.size(of_values.dim) == 1) return true;
     if (values.size(of_values.dim) != taken.whole()) return false;
-    argument(call_, 2) = next_.run(
-        call_, [&] { return slice_of(pass_.enter(values, cut.axis), of_values, rank_along(cut)); });
+    argument(call_, 2) =
+        next_.run(call_, [&] { return slice_of(pass_.enter(values, cut.axis), of_values, rank_along(cut)); });
     return true;
   }
 
@@ -182,7 +177,7 @@ class AxisPass::Selection {
   /// or one of which ranks share elements.
   std::optional<Cut> cut_among(int64_t first, int64_t last, int64_t added) const {
     std::optional<Cut> found;
-    for (Cut cut : self_->known->placement->at(pass_.position_)) {
+    for (Cut cut : self_->known->placement->at(pass_.position())) {
       cut.dim += added;
       if (cut.dim < first || cut.dim >= last) continue;
       if (found || cut.ranges->overlaps()) return std::nullopt;
@@ -194,8 +189,8 @@ class AxisPass::Selection {
   /// How the result is cut, of which dim `first` has what was taken in place of `count` dims.
   std::shared_ptr<const Placement> placement_by(const Cut& cut, const std::shared_ptr<const Ranges>& taken,
                                                 int64_t first, int64_t count) {
-    Placement placement(pass_.grid_.positions());
-    for (int position = 0; position < pass_.grid_.positions(); ++position)
+    Placement placement(pass_.grid().positions());
+    for (int position = 0; position < pass_.grid().positions(); ++position)
       for (const Cut& one : self_->known->placement->at(position)) {
         Cut made = one;
         if (one.axis == cut.axis)
@@ -204,15 +199,16 @@ class AxisPass::Selection {
           made.dim += 1 - count;
         placement.at(position).push_back(made);
       }
-    return pass_.kept(std::move(placement));
+    return pass_.kept().placement(std::move(placement));
   }
 
   at::Tensor whole_of(const at::Tensor& mask) {
-    const auto known = std::ranges::find_if(found_, [&](const PlacedArgument& one) { return one.tensor.is_same(mask); });
+    const auto known =
+        std::ranges::find_if(found_, [&](const PlacedArgument& one) { return one.tensor.is_same(mask); });
     return known == found_.end() ? mask : next_.run(call_, [&] { return pass_.whole(*known); });
   }
 
-  int rank_along(const Cut& cut) const { return pass_.grid_.rank(pass_.position_, cut.axis); }
+  int rank_along(const Cut& cut) const { return pass_.grid().rank(pass_.position(), cut.axis); }
 
   AxisPass& pass_;
   OperatorCall& call_;
@@ -221,12 +217,13 @@ class AxisPass::Selection {
   const PlacedArgument* self_ = nullptr;
 };
 
-bool AxisPass::run_selection(OperatorCall& call, Next next, const PlacedArguments& found) {
-  return Selection(*this, call, next, found).run();
+}  // namespace
+
+bool run_selection(AxisPass& pass, OperatorCall& call, Next next, const PlacedArguments& found, OperatorRole role) {
+  return Selection(pass, call, next, found).run(role);
 }
 
-/// Whether index() or index_put() goes by a mask, of whose elements its sizes tell nothing.
-bool AxisPass::goes_by_mask(const OperatorCall& call) {
+bool goes_by_mask(const OperatorCall& call) {
   if (call.traits.arguments < 2 || !call.arguments()[1].isOptionalTensorList()) return false;
   return std::ranges::any_of(tensors_among(call.arguments().slice(1, 1)), is_mask);
 }

@@ -1,8 +1,9 @@
-// Parts that go from one stage of a pipeline to the next.
+#include "trireme/activations/sent_parts.h"
+
 #include <sstream>
 #include <utility>
 
-#include "trireme/activations/axis_pass.h"
+#include "activations/held.h"
 #include "trireme/base/error.h"
 
 namespace trireme {
@@ -80,43 +81,44 @@ class CutText {
 
 }  // namespace
 
-SentTensor AxisPass::sent(const at::Tensor& tensor) {
-  const auto known = find(tensor);
+SentTensor sent(AxisPass& pass, const at::Tensor& tensor) {
+  const auto known = pass.find(tensor);
   if (!known) return {tensor};
   if (known->is_unknown)
-    throw StateError(str("pipeline: a stage hands on ", tensor.sizes(), ", a view of a part, whose dims are not known; "
+    throw StateError(str("pipeline: a stage hands on ", tensor.sizes(),
+                         ", a view of a part, whose dims are not known; "
                          "make views by libtorch's operators"));
   if (!known->is_cut()) return {tensor};
   if (known->held == Held::kWithin)
-    throw StateError(str("pipeline: a stage hands on ", tensor.sizes(), ", written at this rank's part alone; write by "
+    throw StateError(str("pipeline: a stage hands on ", tensor.sizes(),
+                         ", written at this rank's part alone; write by "
                          "torch.where() instead, or into a part"));
-  return {placed_argument(tensor, known).tensor, CutText::of(*known, grid_.positions())};
+  return {placed_argument(tensor, known).tensor, CutText::of(*known, pass.grid().positions())};
 }
 
-at::Tensor AxisPass::taken(const at::Tensor& tensor, const std::string& cut) {
+at::Tensor taken(AxisPass& pass, const at::Tensor& tensor, const std::string& cut) {
   const WithoutInterception own_operators;
-  PlacedTensor known = CutText(cut, grid_).read(tensor.dim());
+  PlacedTensor known = CutText(cut, pass.grid()).read(tensor.dim());
   const int64_t numel = tensor.numel();
-  for (const Cut& one : known.placement->at(position_)) {
-    const int64_t here = known.held == Held::kWhole ? one.whole() : one.local(grid_.rank(position_, one.axis));
+  for (const Cut& one : known.placement->at(pass.position())) {
+    const int64_t here =
+        known.held == Held::kWhole ? one.whole() : one.local(pass.grid().rank(pass.position(), one.axis));
     if (numel > 0 && tensor.size(one.dim) != here) CutText::fail();
   }
-  known.placement = kept(*known.placement);
-  if (known.held == Held::kPart) return as_part(tensor, known.placement);
-  table_.add(tensor, std::move(known));
+  known.placement = pass.kept().placement(*known.placement);
+  if (known.held == Held::kPart) return pass.as_part(tensor, known.placement);
+  pass.add(tensor, std::move(known));
   return tensor;
 }
 
-at::Tensor AxisPass::whole_tensor(const at::Tensor& tensor) {
-  const auto known = find(tensor);
+at::Tensor whole_tensor(AxisPass& pass, const at::Tensor& tensor) {
+  const auto known = pass.find(tensor);
   if (!known || !known->is_cut() || known->held == Held::kWhole) return tensor;
   const WithoutInterception own_operators;
   const at::NoGradGuard no_grad;
   PlacedArgument one = placed_argument(tensor, known);
-  if (known->held == Held::kWithin)
-    for (const Cut& cut : known->placement->at(position_))
-      one.tensor = slice_of(one.tensor, cut, grid_.rank(position_, cut.axis));
-  return whole(one);
+  if (known->held == Held::kWithin) one.tensor = part_of_whole(pass, one.tensor, *known->placement);
+  return pass.whole(one);
 }
 
 }  // namespace trireme

@@ -118,7 +118,7 @@ at::Generator RandomStreams::generator(RandomStream stream, c10::Device device) 
   return made;
 }
 
-/// Of kSlice alone as it is; else each behind its number.
+/// A state of kSlice alone as it is; others each behind the number of its stream.
 at::Tensor RandomStreams::state(RandomStream stream, c10::Device device) {
   if (stream == RandomStream::kModel) return state_of(generator(stream, device));
   std::vector<at::Tensor> states;

@@ -174,8 +174,8 @@ namespace {
 /// Which dims index() takes elements of; their places in the result.
 struct Indexed {
   std::vector<int64_t> dims;
-  size_t first = 0;    ///< dim of the result at which the places stand
-  size_t places = 0;   ///< number of their dims
+  size_t first = 0;   ///< dim of the result at which the places stand
+  size_t places = 0;  ///< number of their dims
 };
 Indexed indexed(const RowCall& call) {
   Indexed made;
@@ -232,8 +232,8 @@ void localise_index(const RowCall& call, const LocalRow& local, LocalCall& here)
   c10::List<std::optional<at::Tensor>> own;
   for (std::optional<at::Tensor>& one : indices) own.push_back(std::move(one));
   here.arguments[1] = std::move(own);
-  const int64_t places = static_cast<int64_t>(at.places), behind = call.dims(0) - static_cast<int64_t>(at.dims.size()) -
-                                                                   static_cast<int64_t>(at.first);
+  const int64_t places = static_cast<int64_t>(at.places),
+                behind = call.dims(0) - static_cast<int64_t>(at.dims.size()) - static_cast<int64_t>(at.first);
   here.mend = [is_not = is_here.logical_not(), places, behind](std::vector<at::Tensor>& results) {
     std::vector<int64_t> sizes(static_cast<size_t>(places - is_not.dim()), 1);
     sizes.insert(sizes.end(), is_not.sizes().begin(), is_not.sizes().end());

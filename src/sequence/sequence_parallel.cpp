@@ -6,7 +6,7 @@
 #include "sequence/stages.h"
 #include "sequence/token_pass.h"
 #include "sequence/token_policy.h"
-#include "trireme/activations/axis_pass.h"
+#include "trireme/activations/sent_parts.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 
@@ -109,9 +109,8 @@ class ByRows final : public SequenceParallel::Impl {
       throw StateError(str("cut: ", whole.sizes(), " is a part of a sequence already; cut() takes whole tensors"));
     has_cut_ = true;
     if (ranks == 1) return whole;
-    const Cut cut{.axis = axis_,
-                  .dim = along,
-                  .ranges = std::make_shared<const Ranges>(Ranges::even(whole.size(along), ranks))};
+    const Cut cut{
+        .axis = axis_, .dim = along, .ranges = std::make_shared<const Ranges>(Ranges::even(whole.size(along), ranks))};
     PlacedTensor known = pass_->with_cut({}, cut);
     const WithoutInterception own_operators;
     if (whole.requires_grad())
@@ -137,12 +136,12 @@ class ByRows final : public SequenceParallel::Impl {
     const auto known = pass_->find(loss);
     return known && known->is_cut() && known->held == Held::kPart;
   }
-  SentTensor sent(const at::Tensor& tensor) override { return pass_->sent(tensor); }
+  SentTensor sent(const at::Tensor& tensor) override { return trireme::sent(*pass_, tensor); }
   at::Tensor taken(const at::Tensor& tensor, const std::string& cut) override {
     has_cut_ = true;
-    return pass_->taken(tensor, cut);
+    return trireme::taken(*pass_, tensor, cut);
   }
-  at::Tensor whole(const at::Tensor& tensor) override { return pass_->whole_tensor(tensor); }
+  at::Tensor whole(const at::Tensor& tensor) override { return whole_tensor(*pass_, tensor); }
   Group& group() const override { return pass_->group(axis_); }
 
  private:

@@ -86,7 +86,8 @@ bool TokenPolicy::run_attention(AxisPass& pass, OperatorCall& call, Next next, P
   const int64_t heads_at = dims - 3;
   const bool is_grouped = call.arguments()[kEnableGqa].toBool();
   if (key.dim() != dims || value.dim() != dims || key.size(heads_at) != value.size(heads_at) ||
-      key.size(-1) != query.size(-1) || (dims == 4 && (key.size(0) != query.size(0) || value.size(0) != query.size(0))) ||
+      key.size(-1) != query.size(-1) ||
+      (dims == 4 && (key.size(0) != query.size(0) || value.size(0) != query.size(0))) ||
       (key.size(heads_at) != query.size(heads_at) && key.size(heads_at) != 1 &&
        (!is_grouped || query.size(heads_at) % key.size(heads_at) != 0)))
     pass.refuse(call, query, str("broadcasts keys ", key.sizes(), " and values ", value.sizes(), " over queries"),
@@ -103,7 +104,7 @@ bool TokenPolicy::run_attention(AxisPass& pass, OperatorCall& call, Next next, P
   const auto placement = find_in(found, kQuery)->known->placement;
   const c10::IValue given = call.arguments()[kMask];
   const at::Tensor mask = given.isTensor() ? given.toTensor() : at::Tensor();
-  if (call.arguments()[kDropout].toDouble() > 0) call.stream = pass.stream_of(*placement);
+  if (call.arguments()[kDropout].toDouble() > 0) call.stream = stream_of(placement->at(pass.position()));
   if (attention_ == SequenceAttention::kRing)
     run_in_ring(call, next, *queries, *keys, mask, pass.group(axis_));
   else
@@ -143,8 +144,7 @@ bool TokenPolicy::run_class_loss(AxisPass& pass, OperatorCall& call, Next next, 
       call.arguments()[kTarget].toTensor().is_floating_point() && call.op.schema().name() == "aten::cross_entropy_loss";
   Cut of_target = cut;
   of_target.dim -= !is_soft && cut.dim > class_dim;
-  const int64_t reduction = call.arguments()[kReduction].toInt(),
-                ignore_index = call.arguments()[kIgnoreIndex].toInt();
+  const int64_t reduction = call.arguments()[kReduction].toInt(), ignore_index = call.arguments()[kIgnoreIndex].toInt();
   const c10::IValue weight = call.arguments()[kClassWeight];
   const at::Tensor class_weight = weight.isTensor() ? weight.toTensor() : at::Tensor();
   const at::Tensor target = next.run(call, [&] { return own_target(pass, call, found, of_target); });

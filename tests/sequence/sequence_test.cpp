@@ -13,8 +13,8 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/index.h>
-#include <ATen/ops/linalg_svdvals.h>
 #include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linalg_svdvals.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
@@ -371,7 +371,9 @@ TEST_P(EveryWorld, OperatorsThatMixTokensAreOfAllTokens) {
       [](const at::Tensor& x) { return x.amax(); },
       [](const at::Tensor& x) { return x.select(1, 3); },
       [](const at::Tensor& x) { return x.chunk(2, 1)[0]; },
-      [](const at::Tensor& x) { return at::linear(x.transpose(1, 2), at::ones({3, x.size(1)})); },
+      [](const at::Tensor& x) {
+        return at::linear(x.transpose(1, 2), at::ones({3, x.size(1)}));
+      },
       [](const at::Tensor& x) { return x.slice(1, 2, 9); },
       [](const at::Tensor& x) { return x.slice(1, 0, {}, 2).flip({1}); },
       [](const at::Tensor& x) { return std::get<0>(x.sort(1)); }};

@@ -16,7 +16,6 @@
 
 #include "trireme/activations/call_arguments.h"
 #include "trireme/activations/call_key.h"
-#include "trireme/activations/cut_activations.h"
 #include "trireme/activations/decide.h"
 #include "trireme/activations/exchanges.h"
 #include "trireme/activations/part_tensor.h"
@@ -50,10 +49,30 @@ struct Operand {
 };
 using Operands = c10::SmallVector<Operand, 4>;
 
+Operands operands_of(const OperatorCall& call, const PlacedArguments& found);
+/// Whether results share an argument's memory. An argument that is written is a result, too, and no view.
+bool gives_views(const OperatorCall& call);
+
 /// A row that a program says. Nothing: the operator runs on whole tensors. Throws StateError: the answer is none.
 using OwnRow = std::function<std::optional<Row>(const OperatorCall&, const RowCall& of_wholes, const Operands&)>;
+/// The stream of random numbers for what is cut so.
+RandomStream stream_of(const Placement::Cuts& cuts);
+
+/// The placements, and facts of parts, that did not come from a decision: the same object for like ones, since
+/// decisions are kept by its address. The last ones of each.
+class KeptPlacements {
+ public:
+  std::shared_ptr<const Placement> placement(Placement placement);
+  std::shared_ptr<const PartOf> part_of(std::vector<int64_t> sizes, const std::shared_ptr<const Placement>& placement,
+                                        bool has_shares);
+
+ private:
+  std::vector<std::shared_ptr<const Placement>> placements_;
+  std::vector<std::shared_ptr<const PartOf>> parts_;
+};
 
 class AxisPass;
+class HeldRun;
 class RowRun;
 
 /// The axis's own way of some operators, beside rows.
@@ -117,26 +136,23 @@ class AxisPass : public Pass {
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
   void forget_entered() { entered_.clear(); }
 
-  // As CutActivations says.
-  SentTensor sent(const at::Tensor& tensor);
-  at::Tensor taken(const at::Tensor& tensor, const std::string& cut);
-  /// The whole of a part, detached; a tensor that is none. Collective.
-  at::Tensor whole_tensor(const at::Tensor& tensor);
-
   // Parts of policies.
   const AxisGrid& grid() const { return grid_; }
   int position() const { return position_; }
   AxisExchanges& exchanges(int axis) const { return *axes_[axis].exchanges; }
   Group& group(int axis) const { return axes_[axis].exchanges->group(); }
   AxisPolicy& policy(int axis) const { return *axes_[axis].policy; }
-  /// The stream for what is cut so.
-  RandomStream stream_of(const Placement& placement) const;
   /// This rank's cut of a part along an axis; null: it is not cut along it.
   const Cut* cut_of(const PlacedTensor& known, int axis) const;
   /// `known`, cut by `cut` along its axis in place of what it was.
   PlacedTensor with_cut(const PlacedTensor& known, const Cut& cut);
-  /// The same object for like placements, since decisions are kept by it.
-  std::shared_ptr<const Placement> kept(Placement placement);
+  KeptPlacements& kept() { return kept_; }
+  /// From now on `tensor`, which every rank has, is right at its part alone.
+  void hold_within(const at::Tensor& tensor, std::shared_ptr<const Placement> placement) {
+    table_.hold_within(tensor, std::move(placement));
+  }
+  /// Whether ranks along an axis that cuts it have shares of gradients of wholes.
+  bool has_shares(const Placement& placement) const;
   std::vector<int64_t> whole_sizes_of(const PlacedArgument& one) const;
   /// `tensor`, which every rank has, for use beside parts along an axis.
   at::Tensor enter(const at::Tensor& tensor, int axis);
@@ -153,28 +169,13 @@ class AxisPass : public Pass {
                            const std::string& fix, int axis = -1);
 
  private:
-  std::vector<uint64_t> places_of_streams() const;
-  static bool gives_views(const OperatorCall& call);
-  static Operands operands_of(const OperatorCall& call, const PlacedArguments& found);
   PlacedArguments find_arguments(OperatorCall& call);
-  [[noreturn]] void refuse_transform(const OperatorCall& call, const at::Tensor& part);
   void share_elements(OperatorCall& call, Next next, PlacedArguments& found);
-  void check_results_of_functions(const OperatorCall& call) const;
-  void run_placed(OperatorCall& call, Next next, PlacedArguments found);
-  bool run_within(OperatorCall& call, Next next, PlacedArguments& found);
-  bool may_hold_within(const Placement& placement) const;
-  bool realises(const OperatorCall& call);
-  void realise(OperatorCall& call, Next next, PlacedArguments& found);
   void run_found(OperatorCall& call, Next next, PlacedArguments found);
-
-  // selections.cpp
-  class Selection;
-  bool run_selection(OperatorCall& call, Next next, const PlacedArguments& found);
-  static bool goes_by_mask(const OperatorCall& call);
-
   void check_count(const OperatorCall& call, size_t index, const PlacedTensor& sum) const;
 
   // axis_rows.cpp
+  friend class HeldRun;
   friend class RowRun;
   /// The source of an operator's row: the table's entry, or the program's own row.
   struct Meaning {
@@ -183,10 +184,10 @@ class AxisPass : public Pass {
   };
   struct Decided;
   void run_row(OperatorCall& call, Next next, const Meaning& meaning, const PlacedArguments& found);
-  bool run_held_whole(OperatorCall& call, Next next, const PlacedArguments& found);
+  /// Runs the operator on all elements, as one rank would; its results are held as its arguments are. False: it has not
+  /// run.
+  bool run_row_on_whole(OperatorCall& call, Next next, const Meaning& meaning, const PlacedArguments& found);
 
-  bool has_shares(const Placement& placement) const;
-  std::shared_ptr<const PartOf> part_of(std::vector<int64_t> sizes, const std::shared_ptr<const Placement>& placement);
   void run_gathered(OperatorCall& call, Next next, const PlacedArguments& found);
   at::Tensor gather(const at::Tensor& part, const Cut& cut, bool enters);
   template <class Make>
@@ -215,9 +216,7 @@ class AxisPass : public Pass {
   OperatorRules rules_;
   OperatorRows rows_;
   std::vector<Entered> entered_;  // the last ones
-  // The last ones that did not come from a decision.
-  std::vector<std::shared_ptr<const Placement>> placements_;
-  std::vector<std::shared_ptr<const PartOf>> parts_;
+  KeptPlacements kept_;
   bool gives_parts_ = false;
   const bool has_shares_;  ///< along some axis
   InterceptScope scope_;

@@ -17,16 +17,17 @@ namespace trireme {
 
 /// The memory of a tensor that is cut.
 enum class Held : uint8_t {
-  kPart,   ///< this rank's elements
-  kWhole,  ///< all elements on every rank, until an operator computes with them: inputs of a batch
-  kWithin,  ///< memory for all elements, of which this rank's are right: a part was written into a tensor of the program
+  kPart,    ///< this rank's elements
+  kWhole,   ///< all elements on every rank, until an operator computes with them: inputs of a batch
+  kWithin,  ///< memory for all elements, of which this rank's are right: a part was written into a tensor of the
+            ///< program
 };
 
 /// The facts that are known of a tensor.
 struct PlacedTensor {
   std::shared_ptr<const Placement> placement = nullptr;  ///< null: it is not cut
   Held held = Held::kPart;
-  std::string parameter = {};                            ///< its name; "": it is computed
+  std::string parameter = {};  ///< its name; "": it is computed
   /// A parameter whose layer gives whole outputs.
   bool gathers_output = false;
   /// A parameter, or computed from one alone: others are cut as it is.
