@@ -2,14 +2,25 @@
 // table, tensors cut at random, against the whole.
 #include "trireme/activations/axis_pass.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/index.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/pad.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -267,6 +278,218 @@ void expect_every_operator(ToldBy told, Undivided undivided = Undivided::kGather
     EXPECT_LT(refusals, static_cast<int64_t>(all.size()) / 8);
   });
 }
+
+// --- programs of several operators ---
+
+/// A program of operators that libtorch users chain, drawn by a seed; each choice is by whole sizes alone.
+class RandomProgram {
+ public:
+  explicit RandomProgram(int64_t seed) : random_(static_cast<uint64_t>(seed)) {}
+
+  /// Its loss over `inputs`, all float64; the names of its operators are added to `text`.
+  at::Tensor run(const std::vector<at::Tensor>& inputs, std::string& text) {
+    weights_ = {inputs.begin() + 1, inputs.end()};
+    pool_ = {inputs[0]};
+    const int64_t steps = 4 + below(random_, 6);
+    for (int64_t i = 0; i < steps; ++i) {
+      const at::Tensor x = one_of(random_, pool_);
+      const auto number = below(random_, static_cast<int64_t>(kSteps.size()));
+      const at::Tensor made = (this->*kSteps[static_cast<size_t>(number)].second)(x);
+      if (!made.defined() || made.numel() == 0 || made.numel() > 4000 || made.dim() == 0 || made.dim() > 4) continue;
+      text += str(" ", kSteps[static_cast<size_t>(number)].first, made.sizes());
+      pool_.push_back(made);
+    }
+    at::Tensor loss;
+    for (size_t i = pool_.size() - std::min<size_t>(pool_.size(), 3); i < pool_.size(); ++i) {
+      const at::Tensor term = (pool_[i] * weight_of(pool_[i])).sum();
+      loss = loss.defined() ? loss + term : term;
+    }
+    return loss;
+  }
+
+ private:
+  using Step = at::Tensor (RandomProgram::*)(const at::Tensor&);
+  int64_t dim_of(const at::Tensor& x) { return below(random_, x.dim()); }
+  /// Places along a dim, made by its length.
+  at::Tensor places(const at::Tensor& x, int64_t dim) {
+    std::vector<int64_t> sizes(static_cast<size_t>(x.dim()), 1);
+    sizes[static_cast<size_t>(dim)] = x.size(dim);
+    return at::arange(x.size(dim)).view(sizes);
+  }
+
+  at::Tensor linear(const at::Tensor& x) {
+    for (const at::Tensor& weight : weights_)
+      if (weight.size(1) == x.size(-1)) return at::linear(x, weight);
+    return {};
+  }
+  at::Tensor each(const at::Tensor& x) {
+    for (const at::Tensor& y : pool_)
+      if (!y.is_same(x) && y.sizes() == x.sizes()) return x * y.sigmoid() + y;
+    return at::gelu(x) + 0.5 * x;
+  }
+  at::Tensor softmax(const at::Tensor& x) { return at::softmax(x, dim_of(x)); }
+  at::Tensor norm(const at::Tensor& x) { return x.size(-1) > 1 ? at::layer_norm(x, {x.size(-1)}) : at::Tensor(); }
+  at::Tensor transpose(const at::Tensor& x) { return x.transpose(dim_of(x), dim_of(x)); }
+  at::Tensor merge(const at::Tensor& x) {
+    if (x.dim() < 2) return {};
+    const int64_t dim = below(random_, x.dim() - 1);
+    return x.flatten(dim, dim + 1);
+  }
+  at::Tensor split(const at::Tensor& x) {
+    const int64_t dim = dim_of(x), by = 2 + below(random_, 2);
+    return x.size(dim) % by == 0 ? x.unflatten(dim, {by, x.size(dim) / by}) : at::Tensor();
+  }
+  at::Tensor slice(const at::Tensor& x) {
+    const int64_t dim = dim_of(x), begin = below(random_, x.size(dim));
+    return x.slice(dim, begin, begin + 1 + below(random_, x.size(dim)), 1 + below(random_, 2));
+  }
+  at::Tensor cat(const at::Tensor& x) { return at::cat({x, x.tanh(), x.neg()}, dim_of(x)); }
+  at::Tensor sum(const at::Tensor& x) { return x - x.mean(dim_of(x), true) + x.sum(dim_of(x), true) * 0.1; }
+  at::Tensor largest(const at::Tensor& x) { return x + x.amax(dim_of(x), true) - std::get<0>(x.min(dim_of(x), true)); }
+  at::Tensor scan(const at::Tensor& x) { return x.cumsum(dim_of(x)) * 0.3; }
+  at::Tensor flip(const at::Tensor& x) { return x.flip({dim_of(x)}) + x; }
+  at::Tensor roll(const at::Tensor& x) { return x.roll(1 + below(random_, 3), dim_of(x)) * x; }
+  at::Tensor pairs(const at::Tensor& x) {
+    return x.dim() >= 2 ? at::softmax(at::matmul(x, x.transpose(-1, -2)) * 0.3, -1).matmul(x) : at::Tensor();
+  }
+  at::Tensor masked(const at::Tensor& x) {
+    const int64_t dim = dim_of(x), from = below(random_, x.size(dim));
+    return at::where(places(x, dim) >= from, x, x * 0.2);
+  }
+  at::Tensor taken(const at::Tensor& x) {
+    const int64_t dim = dim_of(x), size = x.size(dim);
+    return x.index_select(dim, at::arange(1 + below(random_, size)).mul(3).remainder(size));
+  }
+  at::Tensor selected(const at::Tensor& x) { return x.select(0, below(random_, x.size(0))) * 2; }
+  at::Tensor by_mask(const at::Tensor& x) {
+    const at::Tensor mask = at::arange(x.size(0)).remainder(3).ne(below(random_, 3));
+    return mask.any().item<bool>() ? at::index(x, {mask}) : at::Tensor();
+  }
+  at::Tensor expanded(const at::Tensor& x) {
+    std::vector<int64_t> sizes(static_cast<size_t>(x.dim()) + 1, -1);
+    sizes[0] = 2;
+    return x.unsqueeze(0).expand(sizes) * 0.5;
+  }
+  at::Tensor sorted(const at::Tensor& x) { return std::get<0>(x.sort(dim_of(x))); }
+  at::Tensor padded(const at::Tensor& x) { return at::pad(x, {1, below(random_, 2)}); }
+
+  static const std::vector<std::pair<const char*, Step>> kSteps;
+  Random random_;
+  std::vector<at::Tensor> weights_, pool_;
+};
+const std::vector<std::pair<const char*, RandomProgram::Step>> RandomProgram::kSteps = {
+    {"linear", &RandomProgram::linear},
+    {"each", &RandomProgram::each},
+    {"softmax", &RandomProgram::softmax},
+    {"norm", &RandomProgram::norm},
+    {"transpose", &RandomProgram::transpose},
+    {"merge", &RandomProgram::merge},
+    {"split", &RandomProgram::split},
+    {"slice", &RandomProgram::slice},
+    {"cat", &RandomProgram::cat},
+    {"sum", &RandomProgram::sum},
+    {"largest", &RandomProgram::largest},
+    {"scan", &RandomProgram::scan},
+    {"flip", &RandomProgram::flip},
+    {"roll", &RandomProgram::roll},
+    {"pairs", &RandomProgram::pairs},
+    {"masked", &RandomProgram::masked},
+    {"taken", &RandomProgram::taken},
+    {"selected", &RandomProgram::selected},
+    {"by_mask", &RandomProgram::by_mask},
+    {"expanded", &RandomProgram::expanded},
+    {"sorted", &RandomProgram::sorted},
+    {"padded", &RandomProgram::padded}};
+
+/// The inputs of a program and how ranks have them.
+struct Inputs {
+  std::vector<at::Tensor> wholes;
+  std::vector<Parts> parts;
+  at::Tensor loss;
+  std::string text;
+};
+
+Inputs inputs_of(int64_t seed) {
+  Random random(static_cast<uint64_t>(seed) * 7919 + 1);
+  const at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed));
+  Inputs made;
+  for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{4, 6, 12}, {12, 12}, {6, 12}, {12, 6}}) {
+    made.wholes.push_back(at::randn(sizes, generator, at::kDouble).requires_grad_());
+    made.parts.push_back(distributed(made.wholes.back(), random_placement(random, sizes), axes()));
+  }
+  made.loss = RandomProgram(seed).run(made.wholes, made.text);
+  torch::autograd::backward({made.loss}, {});
+  return made;
+}
+
+/// The difference of this rank from one process; "": none.
+std::string difference_of(AxisPass& pass, int64_t seed, const Inputs& inputs) {
+  std::vector<at::Tensor> own;
+  for (size_t i = 0; i < inputs.parts.size(); ++i) {
+    own.push_back(inputs.parts[i].local[pass.position()].detach().clone());
+    if (!inputs.parts[i].placement.at(0).empty())
+      own.back() = PartTensor::wrap(
+          own.back(), std::make_shared<const PartOf>(inputs.wholes[i].sizes().vec(), inputs.parts[i].placement));
+    own.back().requires_grad_();
+  }
+  std::string text;
+  const at::Tensor loss = RandomProgram(seed).run(own, text);
+  if (text != inputs.text) return "other sizes: " + text;
+  torch::autograd::backward({loss}, {});
+  const WithoutInterception unseen;
+  const at::NoGradGuard no_grad;
+  if (!at::allclose(loss, inputs.loss, 1e-7, 1e-7)) return str("a loss of ", loss.item<double>());
+  for (size_t i = 0; i < own.size(); ++i) {
+    const Placement& placement = inputs.parts[i].placement;
+    const at::Tensor gradient = own[i].grad();
+    at::Tensor found = gradient.defined() ? own_elements(gradient).clone() : at::zeros_like(own_elements(own[i]));
+    if (!placement.is_cut_along(0)) pass.group(0).all_reduce(found).wait();
+    const at::Tensor& whole = inputs.wholes[i].grad();
+    at::Tensor expected = whole.defined() ? whole : at::zeros_like(inputs.wholes[i]);
+    for (const Cut& cut : placement.at(pass.position()))
+      expected = cut.slice(expected, axes().grid.rank(pass.position(), cut.axis));
+    if (!at::allclose(found, expected * axes().grid.ranks(0), 1e-6, 1e-7)) return str("gradient of input ", i);
+  }
+  return "";
+}
+
+/// Programs on parts over two axes have the loss and the gradients of one process, or are refused on every rank.
+void expect_programs(Undivided undivided, double most_refused) {
+  const int64_t programs = of_environment("TRIREME_PASS_PROGRAMS", 60), seed = of_environment("TRIREME_ROW_SEED", 1);
+  std::vector<Inputs> all;
+  for (int64_t i = 0; i < programs; ++i) all.push_back(inputs_of(seed * 100'000 + i));
+  std::atomic<int64_t> refused = 0;
+  run_ranks(axes().grid.positions(), [&](Rank& rank) {
+    const QuietWarnings quiet;
+    const std::vector<std::unique_ptr<Group>> groups = groups_of(rank.world());
+    const std::unique_ptr<AxisPass> pass = pass_of(groups, undivided);
+    pass->give_parts();
+    for (int64_t i = 0; i < programs; ++i) {
+      const Inputs& inputs = all[static_cast<size_t>(i)];
+      std::string problem;
+      try {
+        problem = difference_of(*pass, seed * 100'000 + i, inputs);
+      } catch (const StateError& error) {
+        problem = error.what();
+        if (undivided == Undivided::kMove && problem.find(" is a slice, that of rank ") != std::string::npos) {
+          problem.clear();
+          ++refused;
+        }
+      } catch (const std::exception& error) {
+        problem = error.what();
+      }
+      EXPECT_EQ(problem, "") << "program " << i << ":" << inputs.text << " on rank " << rank.id();
+      if (!problem.empty()) return;
+    }
+  });
+  EXPECT_EQ(refused % axes().grid.positions(), 0);
+  const auto count = refused / axes().grid.positions();
+  std::printf("%ld of %ld programs are refused\n", static_cast<long>(count), static_cast<long>(programs));
+  EXPECT_LE(static_cast<double>(count), most_refused * static_cast<double>(programs));
+}
+
+TEST(AxisPass, RunsProgramsOnPartsOverTwoAxes) { expect_programs(Undivided::kGather, 0); }
+TEST(AxisPass, MovesInProgramsOnPartsOverTwoAxes) { expect_programs(Undivided::kMove, 0.7); }
 
 TEST(AxisPass, MovesOrRefusesWhatItMayNotGather) { expect_every_operator(ToldBy::kDeclared, Undivided::kMove); }
 TEST(AxisPass, MovesOrRefusesPartsThatItMayNotGather) { expect_every_operator(ToldBy::kParts, Undivided::kMove); }
