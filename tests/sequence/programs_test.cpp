@@ -29,7 +29,7 @@ constexpr int64_t kVocab = 23, kHeads = 4, kHeadSize = 4, kHidden = kHeads * kHe
 
 Tensor drawn(at::IntArrayRef sizes, int seed) { return at::randn(sizes, at::detail::createCPUGenerator(seed)); }
 
-/// What a program is given: weights of which every gradient is compared, a batch, and a cut of other tensors.
+/// Arguments of a program: weights of which every gradient is compared, a batch, and a cut of other tensors.
 struct Program {
   std::map<std::string, Tensor> weights;
   SequenceInputs in;
