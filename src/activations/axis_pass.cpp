@@ -104,12 +104,12 @@ std::shared_ptr<const Placement> KeptPlacements::placement(Placement placement) 
 
 std::shared_ptr<const PartOf> KeptPlacements::part_of(std::vector<int64_t> sizes,
                                                       const std::shared_ptr<const Placement>& placement,
-                                                      bool has_shares) {
+                                                      int64_t shares) {
   for (const std::shared_ptr<const PartOf>& one : parts_)
     if (one->sizes == sizes && one->placement == *placement) return one;
   if (parts_.size() >= kMostKept) parts_.erase(parts_.begin());
   return parts_.emplace_back(std::make_shared<const PartOf>(std::move(sizes), *placement, /*is_of_parameter=*/false,
-                                                            /*is_copy=*/false, has_shares));
+                                                            /*is_copy=*/false, shares));
 }
 
 RandomStream stream_of(const Placement::Cuts& cuts) {
@@ -409,15 +409,17 @@ at::Tensor AxisPass::gather(const at::Tensor& part, const Cut& cut, bool enters)
   return entered_once(part, cut.axis, [&] { return exchanges(cut.axis).gather_and_enter(part, cut, running_); });
 }
 
-bool AxisPass::has_shares(const Placement& placement) const {
-  return std::ranges::any_of(placement.at(position_),
-                             [this](const Cut& cut) { return exchanges(cut.axis).law() == GradientLaw::kShares; });
+int64_t AxisPass::shares_of(const Placement& placement) const {
+  int64_t shares = 1;
+  for (const Cut& cut : placement.at(position_))
+    if (exchanges(cut.axis).law() == GradientLaw::kShares) shares *= grid_.ranks(cut.axis);
+  return shares;
 }
 
 at::Tensor AxisPass::as_part(const at::Tensor& local, const std::shared_ptr<const Placement>& placement) {
   if (gives_parts_)
     return PartTensor::wrap(
-        local, kept_.part_of(whole_sizes_of({0, local, part_by(placement)}), placement, has_shares(*placement)));
+        local, kept_.part_of(whole_sizes_of({0, local, part_by(placement)}), placement, shares_of(*placement)));
   table_.add(local, {.placement = placement});
   return local;
 }

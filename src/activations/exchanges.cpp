@@ -108,6 +108,7 @@ at::Tensor all_gathered(const at::Tensor& slice, const Cut& cut, Group& group) {
 
 /// The rows of each rank one behind the other, as long as the longest one.
 at::Tensor reduce_scattered(const at::Tensor& part, const Cut& cut, Group& group) {
+  if (cut.whole() == 0) return part.clone();
   int64_t most = 0;
   for (int rank = 0; rank < group.size(); ++rank) most = std::max(most, cut.local(rank));
   const int64_t row = part.numel() / cut.whole();

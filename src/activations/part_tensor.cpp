@@ -50,8 +50,12 @@ bool is_same(const Known& one, const Known& other) {
   return one == other || (one->sizes == other->sizes && one->placement == other->placement);
 }
 
+/// The gradient that an operator gives of a part, as a program is to see it.
 at::Tensor as_part(const at::Tensor& gradient, const Known& of) {
-  return !gradient.defined() || PartTensor::of(gradient) != nullptr ? gradient : PartTensor::wrap(gradient, of);
+  if (!gradient.defined() || PartTensor::of(gradient) != nullptr) return gradient;
+  if (of->shares == 1) return PartTensor::wrap(gradient, of);
+  const WithoutInterception as_local;
+  return PartTensor::wrap(gradient / of->shares, of);
 }
 
 /// From a program's function or its call of backward to what operators have recorded. `slice` is the name of a plain
@@ -178,6 +182,7 @@ class AccumulatePart final : public torch::autograd::AccumulateGrad {
       {
         // The part is ours alone, so libtorch would take its memory: it must be nobody else's.
         const WithoutInterception as_local;
+        if (of_->shares > 1) gradient = gradient / of_->shares;
         const bool is_ours = gradient.use_count() == 1 && gradient.storage().use_count() == 1;
         if (!is_ours || !torch::autograd::utils::obeys_layout_contract(gradient, local_))
           gradient = torch::autograd::utils::clone_obey_contract(gradient, local_);
@@ -234,7 +239,7 @@ bool is_on_shares(const Node& node) {
   if (!is_function(node)) return false;
   return std::ranges::any_of(node.next_edges(), [](const Edge& edge) {
     const auto* const told = dynamic_cast<const LocalGradient*>(edge.function.get());
-    return told != nullptr && told->known()->has_shares;
+    return told != nullptr && told->known()->shares > 1;
   });
 }
 
@@ -720,7 +725,11 @@ at::Tensor local_gradient(const at::Tensor& gradient, const std::shared_ptr<cons
                           at::IntArrayRef local_sizes) {
   if (!gradient.defined()) return gradient;
   PartTensor* part = PartTensor::of(gradient);
-  if (part != nullptr && part_tensor::is_same(part->known(), of)) return part->local();
+  const auto local = [&](PartTensor& found) {
+    const WithoutInterception as_local;
+    return of->shares == 1 ? found.local() : found.local() * of->shares;
+  };
+  if (part != nullptr && part_tensor::is_same(part->known(), of)) return local(*part);
   // The pass knows how to cut a whole, and to move what is cut otherwise: it adds it to a part.
   at::Tensor zeros;
   {
@@ -731,7 +740,7 @@ at::Tensor local_gradient(const at::Tensor& gradient, const std::shared_ptr<cons
   part = PartTensor::of(sum);
   if (part == nullptr || !part_tensor::is_same(part->known(), of))
     part_tensor::refuse("a program's own function, or a hook, gave a gradient that is not cut as it is");
-  return part->local();
+  return local(*part);
 }
 
 }  // namespace trireme

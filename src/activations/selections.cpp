@@ -151,6 +151,7 @@ class Selection {
   /// Fewer elements than ranks every rank gets.
   void give_taken(const Ranges& taken, const std::shared_ptr<const Placement>& placement) {
     const at::Tensor own = call_.stack.back().toTensor();
+    if (taken.whole() == 0) return;  // every rank has nothing
     if (taken.whole() < taken.ranks())
       call_.stack.back() = next_.run(call_, [&] { return pass_.whole({0, own, part_by(placement)}); });
     else

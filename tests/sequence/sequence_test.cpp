@@ -461,6 +461,36 @@ TEST_P(EveryWorld, FunctionsOfAProgramTakeAndGiveParts) {
   });
 }
 
+TEST_P(EveryWorld, GradientsThatAProgramReadsOfPartsAreThoseOfTheLoss) {
+  const auto mixed = [](const at::Tensor& x) { return (x.cumsum(1) * x).square().mean(); };
+  compare(GetParam(), {.length = 19}, [&](const Net& net, const SequenceInputs& in) {
+    const at::Tensor x = net.embedded(in), leaf = x.detach().requires_grad_();
+    const at::Tensor gradient = torch::autograd::grad({mixed(net.layer(leaf, "0.", {}))}, {leaf})[0];
+    return mixed(net.layer(x + gradient, "1.", {})) + plain_loss(net, in);
+  });
+  compare(GetParam(), {.length = 19}, [&](const Net& net, const SequenceInputs& in) {
+    const at::Tensor x = net.embedded(in);
+    x.register_hook([](const at::Tensor& gradient) { return gradient.clamp(-0.001, 0.001) + gradient.square(); });
+    return mixed(net.layer(x, "0.", {}));
+  });
+  compare(GetParam(), {.length = 19}, [&](const Net& net, const SequenceInputs& in) {
+    const at::Tensor x = net.embedded(in), y = net.layer(x, "0.", {});
+    y.retain_grad();
+    torch::autograd::backward({mixed(y)}, {}, /*retain_graph=*/true, false, {x});
+    return mixed(y) * (1 + y.grad().abs().sum().item<double>());
+  });
+}
+
+TEST_P(EveryWorld, AMaskThatTakesNothingTakesNothingOnEveryRank) {
+  compare(GetParam(), {.length = 19}, [](const Net& net, const SequenceInputs& in) {
+    const at::Tensor logits = net.logits(in), none = in.input_ids.gt(kVocab);
+    at::Tensor written = at::zeros(logits.sizes());
+    written.index_put_({none}, at::index(logits, {none}) * 2);
+    return plain_loss(net, in) + at::index(logits, {none}).sum() + logits.masked_select(none.unsqueeze(-1)).sum() +
+           written.sum();
+  });
+}
+
 /// The error of `body` on every rank of two, each of which has half of the tokens.
 std::string refusal_of(const std::function<void(const Net&, const SequenceInputs&)>& body,
                        SequenceAttention attention = SequenceAttention::kUlysses, const Shape& shape = {}) {

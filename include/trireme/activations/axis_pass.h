@@ -64,7 +64,7 @@ class KeptPlacements {
  public:
   std::shared_ptr<const Placement> placement(Placement placement);
   std::shared_ptr<const PartOf> part_of(std::vector<int64_t> sizes, const std::shared_ptr<const Placement>& placement,
-                                        bool has_shares);
+                                        int64_t shares);
 
  private:
   std::vector<std::shared_ptr<const Placement>> placements_;
@@ -151,8 +151,8 @@ class AxisPass : public Pass {
   void hold_within(const at::Tensor& tensor, std::shared_ptr<const Placement> placement) {
     table_.hold_within(tensor, std::move(placement));
   }
-  /// Whether ranks along an axis that cuts it have shares of gradients of wholes.
-  bool has_shares(const Placement& placement) const;
+  /// PartOf::shares of what is cut so.
+  int64_t shares_of(const Placement& placement) const;
   std::vector<int64_t> whole_sizes_of(const PlacedArgument& one) const;
   /// `tensor`, which every rank has, for use beside parts along an axis.
   at::Tensor enter(const at::Tensor& tensor, int axis);
