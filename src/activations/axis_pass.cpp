@@ -1,6 +1,8 @@
 #include "trireme/activations/axis_pass.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -91,6 +93,21 @@ void give_back(OperatorCall& call, const PlacedArguments& given) {
     const auto one = part_of(call.stack[i].toTensor());
     if (one != given.end()) call.stack[i] = one->part;
   }
+}
+
+/// equal() of two parts that are cut alike: ranks compare their own. False: it is none.
+bool run_equal(AxisPass& pass, OperatorCall& call, Next next, const PlacedArguments& found) {
+  const std::string& name = call.op.schema().name();
+  if (name != "aten::equal" || found.size() != 2 || !(*found[0].known->placement == *found[1].known->placement))
+    return false;
+  const bool is_same = next.run(call, [&] { return found[0].tensor.equal(found[1].tensor); });
+  const WithoutInterception own_operators;
+  at::Tensor differences =
+      at::full({1}, is_same ? 0 : 1, at::TensorOptions(at::kDouble).device(found[0].tensor.device()));
+  for (const Cut& cut : found[0].known->placement->at(pass.position()))
+    differences = pass.exchanges(cut.axis).all_reduce(differences, name);
+  give(call, {differences.item<double>() == 0});
+  return true;
 }
 
 }  // namespace
@@ -275,6 +292,7 @@ void AxisPass::run_found(OperatorCall& call, Next next, PlacedArguments found) {
     if (axis.policy->run(*this, call, next, found)) return;
   const OperatorRule* const rule = rules_(call.op);
   if (rule != nullptr && run_selection(*this, call, next, found, rule->role)) return;
+  if (rule != nullptr && rule->role == OperatorRole::kRead && run_equal(*this, call, next, found)) return;
   if (goes_by_mask(call)) return run_whole(call, next, found);
   if (const OperatorRow* const entry = rows_(call.op)) return run_row(call, next, {.entry = entry}, found);
   if (rule != nullptr && rule->role == OperatorRole::kNew) return next(call);

@@ -1,6 +1,14 @@
 // An engine whose ranks have parts of each sample trains as one rank that has whole samples.
 #include "tests/parity/sequence_parity.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/randn.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/transformerlayer.h>
+
+#include "trireme/sequence/sequence_parallel.h"
+
 namespace trireme::sequence_parity {
 namespace {
 
@@ -29,6 +37,37 @@ INSTANTIATE_TEST_SUITE_P(Layouts, SequenceParityOfFewLayouts,
 
 TEST_P(SequenceParityOfFewLayouts, TrainsAsOneRankWithRecomputation) { expect_parity_with_recomputation(); }
 TEST_P(SequenceParityOfFewLayouts, TrainsAsOneRankIn16Bits) { expect_parity_in_16_bits(); }
+
+/// libtorch's own layers, which write attention out, with tokens first.
+TEST(SequenceParity, OfLibtorchsTransformerLayersIsOneRank) {
+  const auto make = [] {
+    manual_seed(3);
+    torch::nn::TransformerEncoderLayer layer(
+        torch::nn::TransformerEncoderLayerOptions(12, 4).dim_feedforward(20).dropout(0));
+    return layer;
+  };
+  const at::Tensor ids = at::arange(26).remainder(7).view({13, 2}), table = at::randn({7, 12}).requires_grad_();
+  const auto gradients_of = [&](torch::nn::TransformerEncoderLayer layer, const at::Tensor& tokens) {
+    const at::Tensor later = at::ones({tokens.size(0), tokens.size(0)}, at::kBool).triu(1);
+    const at::Tensor mask = at::zeros(later.sizes()).masked_fill(later, -1e9);
+    const at::Tensor loss = layer->forward(at::embedding(table, tokens), mask).tanh().square().mean();
+    std::vector<at::Tensor> all{table};
+    for (const at::Tensor& parameter : layer->parameters()) all.push_back(parameter);
+    return torch::autograd::grad({loss}, all);
+  };
+  const auto expected = gradients_of(make(), ids);
+  run_ranks(2, [&](Rank& rank) {
+    at::set_num_threads(1);
+    const auto layer = make();
+    SequenceParallel parallel(rank.world());
+    const auto found = gradients_of(layer, parallel.cut(ids, 0));
+    for (size_t i = 0; i < expected.size(); ++i) {
+      at::Tensor gradient = found[i].contiguous();
+      rank.world().all_reduce(gradient).wait();
+      EXPECT_LE(((gradient / 2 - expected[i]).norm() / expected[i].norm().clamp_min(1e-3)).item<double>(), 1e-5) << i;
+    }
+  });
+}
 
 /// Two replicas, each of two shards, each of two parts of a sample.
 TEST(SequenceParity, OfReplicasTrainsAsOneRank) {

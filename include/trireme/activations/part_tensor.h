@@ -27,8 +27,8 @@ struct PartOf {
   bool is_of_parameter = false;  ///< computed from one alone: others are cut as it is
   /// A copy in place of a view: what is written into it would be lost.
   bool is_copy = false;
-  /// The ranks of axes that cut it along which each rank counts the loss (GradientLaw::kShares): so many times too large
-  /// are gradients that operators give of it. A program's are not.
+  /// The ranks of axes that cut it along which each rank counts the loss (GradientLaw::kShares): so many times too
+  /// large are gradients that operators give of it. A program's are not.
   int64_t shares = 1;
 };
 
