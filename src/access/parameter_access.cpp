@@ -96,7 +96,7 @@ ParameterAccess::Part ParameterAccess::state(int parameter, const std::string& s
 
 at::Tensor ParameterAccess::gather(int parameter, const Part& part) const {
   const Layout& layout = pager_.layout();
-  const Placement& place = layout.placement(parameter);
+  const ParameterPlace& place = layout.placement(parameter);
   at::Tensor whole = at::empty({place.numel}, at::kFloat);
   if (part.data.numel() > 0) whole.narrow(0, part.begin, part.data.numel()).copy_(part.data);
   if (pager_.policy().stage == 0) return whole;

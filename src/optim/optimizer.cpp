@@ -330,7 +330,7 @@ class ShardedOptimizer::Impl {
     const OwnedSlice& slice = pager_.owned()[i];
     const UnitLayout& unit = pager_.layout().units[slice.unit];
     std::vector<PlacedMatrix> matrices;  // of the whole unit: every rank takes part, whatever it holds of them
-    for (const Placement& placement : unit.parameters)
+    for (const ParameterPlace& placement : unit.parameters)
       if (is_updated_by(OptimizerKind::kMuon, placement.index, window, options))
         matrices.push_back({placement.begin, pager_.parameters()[placement.index].shape,
                             options.groups[slices_.group_of(placement.index)].ns_steps});

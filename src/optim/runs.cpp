@@ -8,7 +8,7 @@ std::vector<Run> plan_runs(const UnitLayout& unit, int64_t begin, int64_t numel,
                            const std::vector<int64_t>& steps, const std::vector<int>& group_of) {
   std::vector<Run> runs;
   for (size_t i = 0; i < unit.parameters.size(); ++i) {
-    const Placement& placement = unit.parameters[i];
+    const ParameterPlace& placement = unit.parameters[i];
     const bool last = i + 1 == unit.parameters.size();
     const int64_t low = std::max(placement.begin, begin) - begin;
     const int64_t high = std::min(last ? unit.numel() : unit.parameters[i + 1].begin, begin + numel) - begin;

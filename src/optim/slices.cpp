@@ -77,7 +77,7 @@ UpdateSpan OptimizerSlices::span(size_t i) const {
 
 size_t OptimizerSlices::states_of(size_t i) const {
   size_t states = 0;
-  for (const Placement& placement : pager_.layout().units[unit(i)].parameters)
+  for (const ParameterPlace& placement : pager_.layout().units[unit(i)].parameters)
     states = std::max(states, state_names(placement.index).size());
   return states;
 }

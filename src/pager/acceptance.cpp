@@ -169,7 +169,7 @@ std::vector<ManagedParameter> take_over(std::vector<NamedParameter> parameters, 
     parameter.tensor.mutable_grad().reset();
     // resize_() would reallocate behind our back; libtorch refuses it by name where the storage is not resizable.
     storage->set_resizable(false);
-    const Placement& placement = layout.placement(static_cast<int>(i));
+    const ParameterPlace& placement = layout.placement(static_cast<int>(i));
     std::vector<Interval> counted = counted_elements(parameter);
     managed.push_back({std::move(parameter.name), std::move(parameter.tensor), layout.unit_of[i], placement.begin,
                        placement.numel, nullptr, /*written=*/false, std::move(counted),

@@ -35,7 +35,7 @@ void append(std::vector<TensorSlice>& to, std::vector<TensorSlice> from) {
 std::vector<bool> frozen_parameters(const Pager& pager) {
   std::vector<bool> frozen(pager.parameters().size());
   for (const OwnedSlice& slice : pager.owned_frozen())
-    for (const Placement& placement : pager.layout().units[slice.unit].parameters) frozen[placement.index] = true;
+    for (const ParameterPlace& placement : pager.layout().units[slice.unit].parameters) frozen[placement.index] = true;
   return frozen;
 }
 

@@ -114,7 +114,7 @@ class FlatUnit {
     const auto zeros = [&](at::ScalarType dtype) { return at::zeros({unit_.numel()}, dtype); };
     all_ = {zeros(at::kFloat), zeros(weights), zeros(gradients), zeros(at::kFloat), zeros(at::kFloat)};
     if (weights == at::kFloat) all_.weights = all_.master;
-    for (const Placement& placement : unit_.parameters)
+    for (const ParameterPlace& placement : unit_.parameters)
       part(all_.master, placement).copy_(values[placement.index].reshape(-1));
     all_.weights.copy_(all_.master);
     steps_.resize(values.size());
@@ -123,7 +123,7 @@ class FlatUnit {
   void step(const std::vector<at::Tensor>& gradients, const OptimizerOptions& options, double gradient_factor) {
     const std::vector<int> group_of(gradients.size(), 0);
     std::vector<bool> touched(gradients.size());
-    for (const Placement& placement : unit_.parameters) {
+    for (const ParameterPlace& placement : unit_.parameters) {
       touched[placement.index] = gradients[placement.index].defined();
       if (touched[placement.index]) part(all_.gradients, placement).copy_(gradients[placement.index].reshape(-1));
     }
@@ -143,18 +143,18 @@ class FlatUnit {
     double sum = 0;
     for (const at::Tensor& tensor : {all_.master, all_.weights, all_.first, all_.second}) {
       at::Tensor padding = tensor.to(at::kDouble).clone();
-      for (const Placement& placement : unit_.parameters) part(padding, placement).zero_();
+      for (const ParameterPlace& placement : unit_.parameters) part(padding, placement).zero_();
       sum += padding.abs().sum().item<double>();
     }
     return sum;
   }
 
  private:
-  static at::Tensor part(const at::Tensor& flat, const Placement& placement) {
+  static at::Tensor part(const at::Tensor& flat, const ParameterPlace& placement) {
     return flat.narrow(0, placement.begin, placement.numel);
   }
   at::Tensor of(const at::Tensor& flat, size_t parameter) const {
-    for (const Placement& placement : unit_.parameters)
+    for (const ParameterPlace& placement : unit_.parameters)
       if (placement.index == static_cast<int>(parameter)) return part(flat, placement);
     return {};
   }

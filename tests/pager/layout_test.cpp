@@ -106,7 +106,7 @@ TEST(Layout, PortionsOfAllShardsCoverEveryElementOnce) {
     std::vector<std::vector<int>> seen = {std::vector<int>(33), std::vector<int>(1), {}, std::vector<int>(500)};
     for (int rank = 0; rank < world; ++rank) {
       for (const ParameterRange& range : ranges_of(unit, unit.shard_numel * rank, unit.shard_numel)) {
-        const Placement& placement = layout.placement(range.parameter);
+        const ParameterPlace& placement = layout.placement(range.parameter);
         EXPECT_EQ(unit.shard_numel * rank + range.slice_begin, placement.begin + range.parameter_begin);
         for (int64_t i = 0; i < range.numel; ++i) ++seen[range.parameter][range.parameter_begin + i];
       }

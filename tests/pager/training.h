@@ -35,7 +35,7 @@ inline EndedWindow sgd_step(Pager& pager, double lr) {
   const EndedWindow ended{window.touched(), window.written(), window.squares().total()};
   window.meet();
   for (const OwnedSlice& slice : pager.owned()) {
-    for (const Placement& placement : pager.layout().units[slice.unit].parameters) {
+    for (const ParameterPlace& placement : pager.layout().units[slice.unit].parameters) {
       if (!ended.touched[placement.index]) continue;
       const int64_t begin = std::max(placement.begin, slice.begin);
       const int64_t end = std::min(placement.end(), slice.begin + slice.weights.numel());

@@ -10,7 +10,7 @@ void Buckets::begin(int unit, const at::Tensor& buffer) {
   sums_[unit] = buffer;
   is_reused_[unit] = buffer.defined();
   arrived_[unit] = 0;
-  for (const Placement& placement : context_.unit(unit).parameters) seen_[placement.index] = 0;
+  for (const ParameterPlace& placement : context_.unit(unit).parameters) seen_[placement.index] = 0;
 }
 
 at::Tensor& Buckets::sums_in(int unit) {
@@ -56,7 +56,7 @@ at::Tensor Buckets::take(int unit) {
   if (is_reused_[unit] && arrived_[unit] == 0) {
     sums.zero_();
   } else if (is_reused_[unit]) {
-    for (const Placement& placement : context_.unit(unit).parameters)
+    for (const ParameterPlace& placement : context_.unit(unit).parameters)
       if (!seen_[placement.index]) sums.narrow(0, placement.begin, placement.numel).zero_();
   }
   begin(unit);

@@ -17,9 +17,9 @@ namespace {
 
 // Whether this rank counts all parameters of `unit`.
 bool is_all_counted(const StoreContext& context, int unit) {
-  const std::vector<Placement>& placements = context.unit(unit).parameters;
+  const std::vector<ParameterPlace>& placements = context.unit(unit).parameters;
   return std::all_of(placements.begin(), placements.end(),
-                     [&](const Placement& each) { return context.parameters[each.index].is_all_counted(); });
+                     [&](const ParameterPlace& each) { return context.parameters[each.index].is_all_counted(); });
 }
 
 }  // namespace
@@ -70,7 +70,7 @@ at::Tensor counted_norm(const StoreContext& context, int unit, const at::Tensor&
   if (is_all_counted(context, unit)) return at::_foreach_norm({gradients}, 2, at::kDouble)[0];
   std::vector<at::Tensor> counted;
   const int64_t begin = context.piece_begin(unit);
-  for (const Placement& placement : context.unit(unit).parameters) {
+  for (const ParameterPlace& placement : context.unit(unit).parameters) {
     const ManagedParameter& parameter = context.parameters[placement.index];
     for (const Overlap& mine : counted_within(parameter, overlap(parameter, begin, begin + gradients.numel())))
       counted.push_back(gradients.narrow(0, mine.begin - begin, mine.numel()));

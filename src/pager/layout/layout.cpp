@@ -135,7 +135,7 @@ TensorPart ParameterSpec::model_part() const { return part.shape.empty() ? Tenso
 
 std::vector<ParameterRange> ranges_of(const UnitLayout& unit, int64_t begin, int64_t numel) {
   std::vector<ParameterRange> ranges;
-  for (const Placement& placement : unit.parameters) {
+  for (const ParameterPlace& placement : unit.parameters) {
     const int64_t low = std::max(placement.begin, begin);
     const int64_t high = std::min(placement.end(), begin + numel);
     if (low < high) ranges.push_back({placement.index, low - begin, low - placement.begin, high - low});

@@ -120,7 +120,7 @@ class MappedWeights final : public WeightStore {
   // Rank 0's values count. Values under an Init scope are the same everywhere and gathered by all, but rank 0 of each
   // replica writes them too.
   void fill(int index) {
-    for (const Placement& placement : unit(index).parameters) {
+    for (const ParameterPlace& placement : unit(index).parameters) {
       const ManagedParameter& managed = parameter(placement.index);
       if (ManagedStorage* owner = StorageHandle::owner_of(managed.storage())) owner->before_access(Access::kRead);
       if (shards(index).rank() == 0)

@@ -240,7 +240,7 @@ class PagedWeights final : public WeightStore {
   // Rank 0's values, whole in a temporary buffer, of which everybody keeps a shard.
   void take_over(int index) {
     at::Tensor whole = at::zeros({unit(index).numel()}, options(index));
-    for (const Placement& placement : unit(index).parameters) {
+    for (const ParameterPlace& placement : unit(index).parameters) {
       const ManagedParameter& managed = parameter(placement.index);
       copy_values(managed, whole.narrow(0, placement.begin, placement.numel));
       release_parameter(managed);
@@ -272,11 +272,11 @@ class PagedWeights final : public WeightStore {
       // There is no room for a copy.
     }
     const auto kept = std::make_shared<at::Tensor>(memory);
-    for (const Placement& placement : unit(index).parameters) parameter(placement.index).owner->memory = kept;
+    for (const ParameterPlace& placement : unit(index).parameters) parameter(placement.index).owner->memory = kept;
     point_at(index, memory);
   }
   void point_at(int index, const at::Tensor& memory) {
-    for (const Placement& placement : unit(index).parameters) {
+    for (const ParameterPlace& placement : unit(index).parameters) {
       ManagedParameter& managed = parameter(placement.index);
       std::byte* data = element(memory.data_ptr(), placement.begin, managed.itemsize());
       StorageHandle::point(managed.storage(), data, managed.bytes(), managed.owner);
@@ -305,9 +305,9 @@ class PagedWeights final : public WeightStore {
 
   // A gather brings a rank's part of what each has written, and nobody's whole.
   void compare_writes(int index) {
-    const std::vector<Placement>& places = unit(index).parameters;
+    const std::vector<ParameterPlace>& places = unit(index).parameters;
     std::vector<int64_t> digests;
-    for (const Placement& placement : places) digests.push_back(digests_[placement.index]);
+    for (const ParameterPlace& placement : places) digests.push_back(digests_[placement.index]);
     require_same(shards(index), digests, [&](size_t i) { return parameter(places[i].index).name; });
     paged_[index].is_unseen = false;
   }
@@ -384,9 +384,9 @@ class PagedWeights final : public WeightStore {
     if (paged.state == UnitState::kGathering) finish_gather(index);
     homes_[index]->keep_written();
     if (paged.is_unseen)
-      for (const Placement& placement : unit(index).parameters)
+      for (const ParameterPlace& placement : unit(index).parameters)
         digests_[placement.index] = written_digest(placement.index);
-    for (const Placement& placement : unit(index).parameters) release_parameter(parameter(placement.index));
+    for (const ParameterPlace& placement : unit(index).parameters) release_parameter(parameter(placement.index));
     if (policy().poison) poison(paged.buffer);
     forget_buffer(index);
     arena_.trim(residency_.limit_bytes() - live_bytes_);

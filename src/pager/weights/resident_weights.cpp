@@ -96,7 +96,7 @@ class ResidentWeights final : public WeightStore {
     const int64_t numel = unit(index).numel();
     at::Tensor buffer =
         is_gathered(index) ? flats_.zeros(numel, unit(index).dtype) : at::zeros({numel}, options(index));
-    for (const Placement& placement : unit(index).parameters) {
+    for (const ParameterPlace& placement : unit(index).parameters) {
       ManagedParameter& managed = parameter(placement.index);
       copy_values(managed, buffer.narrow(0, placement.begin, placement.numel));
       managed.owner->memory = std::make_shared<at::Tensor>(buffer);

@@ -24,8 +24,9 @@ void WeightStore::await_peers() const {
 }
 
 bool WeightStore::is_written(int index) const {
-  const std::vector<Placement>& places = unit(index).parameters;
-  return std::any_of(places.begin(), places.end(), [&](const Placement& at) { return parameter(at.index).written; });
+  const std::vector<ParameterPlace>& places = unit(index).parameters;
+  return std::any_of(places.begin(), places.end(),
+                     [&](const ParameterPlace& at) { return parameter(at.index).written; });
 }
 
 int64_t WeightStore::written_digest(int index) const {

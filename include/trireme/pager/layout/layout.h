@@ -40,7 +40,7 @@ struct MeshSize {
 };
 
 /// Parameter `index` occupies elements [begin, begin + numel) of its unit's flat buffer.
-struct Placement {
+struct ParameterPlace {
   int index = 0;  ///< into the list of specs
   int64_t begin = 0;
   int64_t numel = 0;
@@ -60,7 +60,7 @@ struct UnitLayout {
   int64_t shards = 1;
   int64_t pieces = 1;      ///< of each shard
   int64_t used_numel = 0;  ///< sum of the parameters' elements, without padding
-  std::vector<Placement> parameters;
+  std::vector<ParameterPlace> parameters;
 
   int64_t numel() const { return shard_numel * shards; }
   int64_t piece_numel() const { return shard_numel / pieces; }
@@ -93,7 +93,7 @@ struct Layout {
   /// only one.
   std::vector<std::vector<int>> leaf_mates;
 
-  const Placement& placement(int parameter) const {
+  const ParameterPlace& placement(int parameter) const {
     return units[unit_of[parameter]].parameters[placement_of[parameter]];
   }
 };
