@@ -249,6 +249,38 @@ Tensor gru(Program& p, const Tensor& x) {
   return at::stack(out, 1);
 }
 
+Tensor alibi(Program& p) {
+  const Tensor x = p.embedded();
+  const int64_t n = x.size(1);
+  const Tensor d = at::arange(n).unsqueeze(0) - at::arange(n).unsqueeze(1);
+  const Tensor slopes = at::pow(2.0, -at::arange(1, kHeads + 1, at::kFloat)).view({-1, 1, 1});
+  const Tensor bias = (slopes * d.abs().neg()).masked_fill(d.gt(0), -INFINITY);
+  return mixed(p.layer(x, bias.unsqueeze(0)));
+}
+
+Tensor linear_attention(Program& p) {
+  const Tensor x = p.embedded();
+  const Tensor q = at::elu(p.heads(x, "query")) + 1, k = at::elu(p.heads(x, "key")) + 1, v = p.heads(x, "value");
+  const Tensor kv = (k.unsqueeze(-1) * v.unsqueeze(-2)).cumsum(2), z = k.cumsum(2);
+  return mixed((q.unsqueeze(-2).matmul(kv)).squeeze(-2) / (q * z).sum(-1, true));
+}
+
+Tensor attention_in_windows(Program& p) {
+  const Tensor x = p.embedded();
+  std::vector<Tensor> y;
+  for (int64_t s = 0; s < x.size(1); s += 6) {
+    const Tensor c = x.slice(1, s, std::min(s + 6, x.size(1)));
+    y.push_back(
+        at::scaled_dot_product_attention(p.heads(c, "query"), p.heads(c, "key"), p.heads(c, "value"), {}, 0, true));
+  }
+  return mixed(at::cat(y, 2));
+}
+
+Tensor running_mean(Program& p) {
+  const Tensor h = p.hidden();
+  return mixed(h.cumsum(1) / at::arange(1, h.size(1) + 1).view({1, -1, 1}));
+}
+
 TEST(SequencePrograms, LossesAreOfAllTokens) {
   compare({
       {"masked ce by hand",
@@ -499,15 +531,7 @@ TEST(SequencePrograms, PositionsAndMasksAreThoseOfAllTokens) {
          return mixed(at::scaled_dot_product_attention(turn(p.heads(x, "query")), turn(p.heads(x, "key")),
                                                        p.heads(x, "value"), {}, 0, true));
        }},
-      {"alibi",
-       [](Program& p) {
-         const Tensor x = p.embedded();
-         const int64_t n = x.size(1);
-         const Tensor d = at::arange(n).unsqueeze(0) - at::arange(n).unsqueeze(1);
-         const Tensor slopes = at::pow(2.0, -at::arange(1, kHeads + 1, at::kFloat)).view({-1, 1, 1});
-         const Tensor bias = (slopes * d.abs().neg()).masked_fill(d.gt(0), -INFINITY);
-         return mixed(p.layer(x, bias.unsqueeze(0)));
-       }},
+      {"alibi", &alibi},
       {"relative bias sdpa grad",
        [](Program& p) {
          const Tensor x = p.embedded();
@@ -582,13 +606,7 @@ TEST(SequencePrograms, AttentionWrittenOutIsOfAllTokens) {
          s.masked_fill_(at::ones({n, n}, at::kBool).triu(1), -1e9);
          return mixed(at::einsum("bhij,bhjd->bihd", {at::softmax(s, -1), p.heads(x, "value")}));
        }},
-      {"linear attention causal",
-       [](Program& p) {
-         const Tensor x = p.embedded();
-         const Tensor q = at::elu(p.heads(x, "query")) + 1, k = at::elu(p.heads(x, "key")) + 1, v = p.heads(x, "value");
-         const Tensor kv = (k.unsqueeze(-1) * v.unsqueeze(-2)).cumsum(2), z = k.cumsum(2);
-         return mixed((q.unsqueeze(-2).matmul(kv)).squeeze(-2) / (q * z).sum(-1, true));
-       }},
+      {"linear attention causal", &linear_attention},
       {"gqa expand",
        [](Program& p) {
          const Tensor x = p.embedded();
@@ -620,17 +638,7 @@ TEST(SequencePrograms, AttentionWrittenOutIsOfAllTokens) {
          const Tensor b = at::embedding(p["tokens"], ids).slice(0, 0, a.size(0));
          return mixed(at::scaled_dot_product_attention(p.heads(a, "query"), p.heads(b, "key"), p.heads(b, "value")));
        }},
-      {"chunked attention windows",
-       [](Program& p) {
-         const Tensor x = p.embedded();
-         std::vector<Tensor> y;
-         for (int64_t s = 0; s < x.size(1); s += 6) {
-           const Tensor c = x.slice(1, s, std::min(s + 6, x.size(1)));
-           y.push_back(at::scaled_dot_product_attention(p.heads(c, "query"), p.heads(c, "key"), p.heads(c, "value"), {},
-                                                        0, true));
-         }
-         return mixed(at::cat(y, 2));
-       }},
+      {"chunked attention windows", &attention_in_windows},
       {"blocks pad view attention",
        [](Program& p) {
          const Tensor x = p.embedded();
@@ -774,11 +782,7 @@ TEST(SequencePrograms, TokensAreMovedAsInOneSequence) {
 
 TEST(SequencePrograms, TokensAreMixedAsInOneSequence) {
   compare({
-      {"cummean sizes",
-       [](Program& p) {
-         const Tensor h = p.hidden();
-         return mixed(h.cumsum(1) / at::arange(1, h.size(1) + 1).view({1, -1, 1}));
-       }},
+      {"cummean sizes", &running_mean},
       {"logcumsumexp", [](Program& p) { return mixed(p.hidden().logcumsumexp(1)); }},
       {"sort", [](Program& p) { return mixed(std::get<0>(p.hidden().sort(1))); }},
       {"topk values", [](Program& p) { return mixed(std::get<0>(p.hidden().topk(3, 1))); }},
@@ -1192,15 +1196,7 @@ TEST(SequencePrograms, ARingServesTheSame) {
              return mixed(p.layer(x, c.unsqueeze(0).unsqueeze(0).logical_and(
                                          p.in.attention_mask.to(at::kBool).unsqueeze(1).unsqueeze(1))));
            }},
-          {"alibi",
-           [](Program& p) {
-             const Tensor x = p.embedded();
-             const int64_t n = x.size(1);
-             const Tensor d = at::arange(n).unsqueeze(0) - at::arange(n).unsqueeze(1);
-             const Tensor slopes = at::pow(2.0, -at::arange(1, kHeads + 1, at::kFloat)).view({-1, 1, 1});
-             const Tensor bias = (slopes * d.abs().neg()).masked_fill(d.gt(0), -INFINITY);
-             return mixed(p.layer(x, bias.unsqueeze(0)));
-           }},
+          {"alibi", &alibi},
           {"window mask",
            [](Program& p) {
              const Tensor x = p.embedded();
@@ -1215,17 +1211,7 @@ TEST(SequencePrograms, ARingServesTheSame) {
              return mixed(
                  at::scaled_dot_product_attention(p.heads(m, "query"), p.heads(a, "key"), p.heads(a, "value")));
            }},
-          {"chunked attention windows",
-           [](Program& p) {
-             const Tensor x = p.embedded();
-             std::vector<Tensor> y;
-             for (int64_t s = 0; s < x.size(1); s += 6) {
-               const Tensor c = x.slice(1, s, std::min(s + 6, x.size(1)));
-               y.push_back(at::scaled_dot_product_attention(p.heads(c, "query"), p.heads(c, "key"), p.heads(c, "value"),
-                                                            {}, 0, true));
-             }
-             return mixed(at::cat(y, 2));
-           }},
+          {"chunked attention windows", &attention_in_windows},
           {"recompute layer",
            [](Program& p) {
              const Tensor x = p.embedded();
@@ -1238,11 +1224,7 @@ TEST(SequencePrograms, ARingServesTheSame) {
 TEST(SequencePrograms, DoubleIsAsExact) {
   compare(
       {
-          {"cummean sizes",
-           [](Program& p) {
-             const Tensor h = p.hidden();
-             return mixed(h.cumsum(1) / at::arange(1, h.size(1) + 1).view({1, -1, 1}));
-           }},
+          {"cummean sizes", &running_mean},
           {"written attention padding",
            [](Program& p) {
              const Tensor x = p.embedded();
@@ -1252,14 +1234,7 @@ TEST(SequencePrograms, DoubleIsAsExact) {
                               .transpose(1, 2)
                               .reshape({x.size(0), x.size(1), -1}));
            }},
-          {"linear attention causal",
-           [](Program& p) {
-             const Tensor x = p.embedded();
-             const Tensor q = at::elu(p.heads(x, "query")) + 1, k = at::elu(p.heads(x, "key")) + 1,
-                          v = p.heads(x, "value");
-             const Tensor kv = (k.unsqueeze(-1) * v.unsqueeze(-2)).cumsum(2), z = k.cumsum(2);
-             return mixed((q.unsqueeze(-2).matmul(kv)).squeeze(-2) / (q * z).sum(-1, true));
-           }},
+          {"linear attention causal", &linear_attention},
       },
       {.type = at::kDouble});
 }
