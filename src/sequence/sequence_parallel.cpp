@@ -196,7 +196,7 @@ SequenceParallel::SequenceParallel(Group& group, SequenceAttention attention)
     : attention_(attention), impl_(std::make_unique<ByRows>(pass_of(group, attention), 0)) {}
 
 SequenceParallel::SequenceParallel(std::shared_ptr<AxisPass> pass, int axis)
-    : attention_(SequenceAttention::kUlysses), impl_(std::make_unique<ByRows>(std::move(pass), axis)) {}
+    : impl_(std::make_unique<ByRows>(std::move(pass), axis)) {}
 
 SequenceParallel::~SequenceParallel() = default;
 
@@ -225,9 +225,11 @@ std::optional<std::vector<int64_t>> SequenceParallel::whole_sizes(const at::Tens
   return impl_->whole_sizes(tensor);
 }
 void SequenceParallel::speak_of_wholes() {
+  if (!attention_)
+    throw StateError("speak_of_wholes: parts of a pass over several axes tell the whole's sizes themselves");
   Group& group = impl_->group();
   impl_.reset();  // one pass at a time
-  impl_ = std::make_unique<ByTokens>(group, attention_);
+  impl_ = std::make_unique<ByTokens>(group, *attention_);
 }
 bool SequenceParallel::has_cut() const { return impl_->has_cut(); }
 void SequenceParallel::check_loss(const at::Tensor& loss) { impl_->check_loss(loss); }

@@ -20,6 +20,7 @@
 
 #include "tests/support/run_ranks.h"
 #include "trireme/activations/axis_pass.h"
+#include "trireme/base/error.h"
 #include "trireme/sequence/sequence_parallel.h"
 #include "trireme/tensor/tensor_parallel.h"
 
@@ -86,6 +87,7 @@ void expect_one_process(SequenceAttention attention) {
     SequenceParallel sequence(pass, 0);
     TensorParallel tensor(pass, 1);
     tensor.give_parts();
+    EXPECT_THROW(sequence.speak_of_wholes(), StateError);
     Weights own = make_weights();
     for (auto& [name, weight] : own) {
       if (const auto cut = kCutDims.find(name); cut != kCutDims.end()) {

@@ -4,10 +4,10 @@
 //   auto batch = parallel.cut({.input_ids = ids_BS, .labels = labels_BS, .position_ids = positions_BS});
 //   auto loss = model(batch.input_ids, batch.position_ids, batch.labels);   // of all tokens, on every rank
 //
-// The main idea: a tensor that is cut along the sequence is known by its storage, and so is whatever operators compute
-// from it. Operators on single tokens run as they are. Attention runs on all tokens of some of the heads (Ulysses), or
-// receives the other ranks' keys and values one after the other (ring). A loss is that of all tokens. An operator that
-// mixes tokens in another way is refused.
+// The main idea: of each tensor that is cut it is known how, and an operator's row says what each rank computes of its
+// part (activations/axis_pass.h). A program reads the whole's sizes. Attention runs on all tokens of some of the heads
+// (Ulysses), or receives the other ranks' keys and values one after the other (ring). A loss is that of all tokens. An
+// operator that mixes tokens moves them to another dim and back, or is refused.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -55,8 +55,7 @@ ShardRange sequence_range(int64_t tokens, int size, int rank);
 /// Cost      per attention, forward: kUlysses four all-to-alls (query, key, value, result); kRing size - 1 messages of
 ///           keys and values; backward the same of gradients. A loss: one number.
 /// Throws    from an operator, StateError with the operator and the fix: the result for tokens that are cut is not
-///           known to be right; it joins a cut tensor with an uncut one of as many tokens (positions that the model
-///           computes itself); a mask that is not known for all tokens.
+///           known to be right.
 /// Source    DeepSpeed-Ulysses, arXiv:2309.14509; ring attention, arXiv:2310.01889. Test: sequence_test.cpp.
 class [[nodiscard]] SequenceParallel final : public CutActivations {
  public:
@@ -68,7 +67,8 @@ class [[nodiscard]] SequenceParallel final : public CutActivations {
   SequenceParallel(const SequenceParallel&) = delete;
   SequenceParallel& operator=(const SequenceParallel&) = delete;
 
-  /// Returns this rank's tokens of `whole`, and from now on treats them as cut along `dim`. Local.
+  /// A copy of `whole`, of which operators that make activations take this rank's tokens along `dim`; where `whole`
+  /// asks for a gradient, or after speak_of_wholes(), these tokens. Local.
   ///
   /// Throws    ShapeError: fewer than two tokens for some rank.
   at::Tensor cut(const at::Tensor& whole, int64_t dim);
@@ -78,11 +78,14 @@ class [[nodiscard]] SequenceParallel final : public CutActivations {
   SequenceInputs cut(const SequenceInputs& whole);
 
   /// From now on sizes and indices that operators are given mean the whole sequence, not this rank's part: for programs
-  /// that read whole_sizes() as the sizes of a part, as Python's do.
+  /// that read whole_sizes() as the sizes of a part, as Python's do. Operators run by their roles then. Call it before
+  /// cut().
+  ///
+  /// Throws    StateError: the pass is one over several axes.
   void speak_of_wholes() override;
   bool is_part(const at::Tensor& tensor) override;
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) override;
-  /// The whole tensor that `part` is a part of; undefined if it is not known.
+  /// The whole tensor that `part` is a part of; undefined if no rank has it.
   at::Tensor whole_of(const at::Tensor& part);
   /// Whether cut() was called.
   bool has_cut() const;
@@ -92,8 +95,8 @@ class [[nodiscard]] SequenceParallel final : public CutActivations {
   void check_loss(const at::Tensor& loss) override;
   /// This rank's tokens travel as they are; what is known whole, as positions are, travels whole and is cut again.
   ///
-  /// Throws    StateError: a mask has selected its tokens, its tokens went into other dims, or it is right at this
-  ///           rank's tokens alone.
+  /// Throws    StateError: it is right at this rank's tokens alone; after speak_of_wholes() also: a mask has selected
+  ///           its tokens, or they went into other dims.
   SentTensor sent(const at::Tensor& tensor) override;
   at::Tensor taken(const at::Tensor& tensor, const std::string& cut) override;
   /// Cost      an all-gather of the tokens, as many from each rank as the longest part has.
@@ -102,7 +105,7 @@ class [[nodiscard]] SequenceParallel final : public CutActivations {
   class Impl;
 
  private:
-  const SequenceAttention attention_;
+  const std::optional<SequenceAttention> attention_;  ///< nothing: a pass over several axes has it
   std::unique_ptr<Impl> impl_;
 };
 
