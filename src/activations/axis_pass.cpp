@@ -58,25 +58,39 @@ std::vector<uint64_t> places_of_streams(const AxisGrid& grid, int position) {
   return places;
 }
 
-/// Refuses wholes that a program's own function has computed of parts.
-void check_results_of_functions(const OperatorCall& call) {
-  for_each_tensor(call.arguments(), [](const at::Tensor& tensor) {
-    if (tensor.defined() && PartTensor::of(tensor) == nullptr && asks_gradient(tensor))
-      refuse_result_of_function(tensor);
-  });
-}
-
-[[noreturn]] void refuse_transform(AxisPass& pass, const OperatorCall& call, const at::Tensor& part) {
-  pass.refuse(call, part, "is inside of torch.func's vmap() or grad(), and works on a part",
-              "write the batch dim out, and call backward()");
-}
-
 std::shared_ptr<const PlacedTensor> known_of(const PartTensor& part) {
   const std::shared_ptr<const PartOf>& of = part.known();
   return std::make_shared<const PlacedTensor>(
       PlacedTensor{.placement = std::shared_ptr<const Placement>(of, &of->placement),
                    .is_parameter = of->is_of_parameter,
                    .is_copy = of->is_copy});
+}
+
+class RanksOfPass final : public PartRanks {
+ public:
+  explicit RanksOfPass(AxisPass& pass) : pass_(pass) {}
+  at::Tensor whole(const at::Tensor& part) override {
+    const WithoutInterception own_operators;
+    return pass_.whole(placed_argument(part, known_of(*PartTensor::of(part))));
+  }
+  at::Tensor mean(const at::Tensor& whole, const Placement& placement) override {
+    const WithoutInterception own_operators;
+    at::Tensor mean = whole;
+    for (const Cut& cut : placement.at(pass_.position())) {
+      AxisExchanges& exchanges = pass_.exchanges(cut.axis);
+      if (exchanges.law() == GradientLaw::kShares)
+        mean = exchanges.all_reduce(mean, "a gradient of a program's function") / exchanges.group().size();
+    }
+    return mean;
+  }
+
+ private:
+  AxisPass& pass_;
+};
+
+[[noreturn]] void refuse_transform(AxisPass& pass, const OperatorCall& call, const at::Tensor& part) {
+  pass.refuse(call, part, "is inside of torch.func's vmap() or grad(), and works on a part",
+              "write the batch dim out, and call backward()");
 }
 
 /// An operator that gives its argument gives the program's part.
@@ -126,7 +140,7 @@ std::shared_ptr<const PartOf> KeptPlacements::part_of(std::vector<int64_t> sizes
     if (one->sizes == sizes && one->placement == *placement) return one;
   if (parts_.size() >= kMostKept) parts_.erase(parts_.begin());
   return parts_.emplace_back(std::make_shared<const PartOf>(std::move(sizes), *placement, /*is_of_parameter=*/false,
-                                                            /*is_copy=*/false, shares));
+                                                            /*is_copy=*/false, shares, ranks_));
 }
 
 RandomStream stream_of(const Placement::Cuts& cuts) {
@@ -168,8 +182,7 @@ AxisPass::AxisPass(PassOrder order, std::vector<PassAxis> axes)
       undivided_(undivided_of(axes_)),
       grid_(grid_of(axes_)),
       position_(position_of(axes_)),
-      has_shares_(std::ranges::any_of(
-          axes_, [](const PassAxis& axis) { return axis.exchanges->law() == GradientLaw::kShares; })),
+      kept_(std::make_shared<RanksOfPass>(*this)),
       scope_(InterceptScope::Watch::kWrites, this) {
   RankContext::of_this_thread().streams().set_slices(places_of_streams(grid_, position_));
 }
@@ -181,7 +194,6 @@ void AxisPass::run(OperatorCall& call, Next next) {
   const bool has_part = gives_parts_ && has_parts(call);
   const bool is_forward = torch::autograd::get_current_graph_task_id() == -1 || at::GradMode::is_enabled() ||
                           (gives_parts_ && !has_part && program_runs_in_backward());
-  if (gives_parts_ && has_shares_) check_results_of_functions(call);
   if (!has_part && (!is_forward || table_.is_empty())) return next(call);
   PlacedArguments found = find_arguments(call);
   if (found.empty()) return next(call);
@@ -202,7 +214,8 @@ void AxisPass::add(const at::Tensor& tensor, PlacedTensor known) {
     slices_.add(tensor,
                 {.sizes = whole_sizes_of({0, tensor, std::make_shared<const PlacedTensor>(known)}),
                  .placement = *known.placement,
-                 .is_of_parameter = known.is_parameter},
+                 .is_of_parameter = known.is_parameter,
+                 .ranks = kept_.ranks()},
                 known.parameter);
   table_.add(tensor, std::move(known));
 }

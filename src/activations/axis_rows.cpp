@@ -506,7 +506,7 @@ const std::shared_ptr<const PartOf>& RowRun::part_of(Decided& made, size_t i, co
   std::shared_ptr<const PartOf>& part = made.parts[i];
   if (part == nullptr || part->sizes != sizes || !(part->placement == *one.placement))
     part = std::make_shared<const PartOf>(std::move(sizes), *one.placement, is_of_parameter, made.copies,
-                                          pass_.shares_of(*one.placement));
+                                          pass_.shares_of(*one.placement), pass_.kept().ranks());
   return part;
 }
 

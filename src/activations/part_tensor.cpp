@@ -20,6 +20,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "activations/part_nodes.h"
+#include "activations/plain_slices.h"
 #include "trireme/base/error.h"
 #include "trireme/base/torch/autograd_metadata.h"
 #include "trireme/base/torch/engine.h"
@@ -31,229 +33,8 @@
 namespace trireme {
 namespace part_tensor {
 
-using torch::autograd::AutogradMeta;
-using torch::autograd::Edge;
-using torch::autograd::Node;
-using torch::autograd::variable_list;
-using Known = std::shared_ptr<const PartOf>;
-
-[[noreturn]] void refuse(const std::string& what) { throw StateError("a part of a tensor: " + what); }
-
-void refuse_gradients_of_gradients() {
-  if (at::GradMode::is_enabled())
-    refuse("gradients of gradients (create_graph=True) are not there; leave create_graph out");
-}
-
-AutogradMeta* metadata(const at::Tensor& tensor) { return torch::autograd::impl::get_autograd_meta(tensor); }
-
-bool is_same(const Known& one, const Known& other) {
-  return one == other || (one->sizes == other->sizes && one->placement == other->placement);
-}
-
-/// The gradient that an operator gives of a part, as a program is to see it.
-at::Tensor as_part(const at::Tensor& gradient, const Known& of) {
-  if (!gradient.defined() || PartTensor::of(gradient) != nullptr) return gradient;
-  if (of->shares == 1) return PartTensor::wrap(gradient, of);
-  const WithoutInterception as_local;
-  return PartTensor::wrap(gradient / of->shares, of);
-}
-
-/// From a program's function or its call of backward to what operators have recorded. `slice` is the name of a plain
-/// leaf, of which grad() gives plain gradients; "": a part is told.
-class LocalGradient final : public Node {
- public:
-  LocalGradient(Known of, const at::Tensor& local, Edge edge, std::string slice = {}, bool is_plain = false)
-      : of_(std::move(of)),
-        local_sizes_(local.sizes().vec()),
-        context_(RankContext::current()),
-        slice_(std::move(slice)),
-        is_plain_(is_plain) {
-    add_next_edge(std::move(edge));
-    const auto sizes = c10::fromIntArrayRefSlow(of_->sizes);
-    add_input_metadata(local.options(), sizes, /*is_tensor_subclass=*/false, /*is_nested=*/false, local.scalar_type());
-    const std::lock_guard lock(mutex());
-    living().insert(this);
-  }
-  ~LocalGradient() override {
-    const std::lock_guard lock(mutex());
-    living().erase(this);
-    if (has_hooks()) died_with_hooks = true;
-  }
-  variable_list apply(variable_list&& gradients) override {
-    refuse_gradients_of_gradients();
-    if (is_plain_ && gradients[0].defined()) check_shares();
-    return {local_gradient(gradients[0], of_, local_sizes_)};
-  }
-  std::string name() const override { return "TriremeLocalGradient"; }
-  const Known& known() const { return of_; }
-  bool is_plain() const { return is_plain_; }
-  /// Whether `gradient`, where a backward pass begins, is of the plain leaf itself.
-  bool is_own(const at::Tensor& gradient) const {
-    return is_plain_ && gradient.defined() && PartTensor::of(gradient) == nullptr &&
-           gradient.sizes() == at::IntArrayRef(local_sizes_);
-  }
-
-  /// Throws: a program has put a hook on the node that it was told, which gradients of operators do not pass.
-  static void refuse_hooks() {
-    const std::lock_guard lock(mutex());
-    const RankContext* const context = RankContext::current();
-    if (std::exchange(died_with_hooks, false) || std::ranges::any_of(living(), [context](LocalGradient* node) {
-          return node->context_ == context && node->has_hooks();
-        }))
-      refuse("a hook on its grad_fn would not see all of its gradient; put it on the tensor, by register_hook()");
-  }
-
- private:
-  /// The gradients that operators give of elements which several ranks have are of each rank's own use.
-  void check_shares() const {
-    if (of_->placement.overlaps())
-      refuse(str("a program's own function takes \"", slice_,
-                 "\" itself, of which ranks share elements; give it what an operator has computed, such as clone()"));
-  }
-  bool has_hooks() { return !pre_hooks().empty() || !post_hooks().empty() || !tensor_pre_hooks().empty(); }
-  static std::mutex& mutex() {
-    static auto* const one = new std::mutex;  // autograd's threads may outlive every static object
-    return *one;
-  }
-  static std::unordered_set<LocalGradient*>& living() {
-    static auto* const all = new std::unordered_set<LocalGradient*>;
-    return *all;
-  }
-  static thread_local bool died_with_hooks;
-
-  const Known of_;
-  const std::vector<int64_t> local_sizes_;
-  const RankContext* const context_;
-  const std::string slice_;
-  const bool is_plain_;
-};
-thread_local bool LocalGradient::died_with_hooks = false;
-
-/// From what operators have recorded to a program's function.
-class GradientAsPart final : public Node {
- public:
-  GradientAsPart(Known of, const at::Tensor& local, Edge edge) : of_(std::move(of)) {
-    add_next_edge(std::move(edge));
-    add_input_metadata(local);
-  }
-  variable_list apply(variable_list&& gradients) override {
-    refuse_gradients_of_gradients();
-    return {as_part(gradients[0], of_)};
-  }
-  std::string name() const override { return "TriremeGradientAsPart"; }
-
- private:
-  const Known of_;
-};
-
-/// A program's function that has written a view, where CopySlices runs it on local tensors. Its other results go along
-/// edges of the function's own.
-class WrittenView final : public Node {
- public:
-  WrittenView(Known of, const at::Tensor& local, NodePtr function)
-      : of_(std::move(of)), local_sizes_(local.sizes().vec()), function_(std::move(function)) {
-    set_next_edges(torch::autograd::edge_list(function_->next_edges()));
-    add_input_metadata(local);
-  }
-  variable_list apply(variable_list&& gradients) override {
-    refuse_gradients_of_gradients();
-    variable_list results = (*function_)({as_part(gradients[0], of_)});
-    if (!results.empty()) results[0] = local_gradient(results[0], of_, local_sizes_);
-    return results;
-  }
-  void release_variables() override { function_->release_variables(); }
-  std::string name() const override { return "TriremeWrittenView"; }
-
- private:
-  const Known of_;
-  const std::vector<int64_t> local_sizes_;
-  const NodePtr function_;
-};
-
-/// Takes the local gradient of a leaf; the gradient that the program finds there is a part.
-class AccumulatePart final : public torch::autograd::AccumulateGrad {
- public:
-  AccumulatePart(const at::Tensor& part, at::Tensor local, Known of)
-      : AccumulateGrad(part), local_(std::move(local)), of_(std::move(of)) {}
-  variable_list apply(variable_list&& gradients) override {
-    refuse_gradients_of_gradients();
-    if (gradients[0].defined() && PartTensor::of(gradients[0]) == nullptr) {
-      at::Tensor gradient = std::move(gradients[0]);
-      {
-        // The part is ours alone, so libtorch would take its memory: it must be nobody else's.
-        const WithoutInterception as_local;
-        if (of_->shares > 1) gradient = gradient / of_->shares;
-        const bool is_ours = gradient.use_count() == 1 && gradient.storage().use_count() == 1;
-        if (!is_ours || !torch::autograd::utils::obeys_layout_contract(gradient, local_))
-          gradient = torch::autograd::utils::clone_obey_contract(gradient, local_);
-      }
-      gradients[0] = PartTensor::wrap(std::move(gradient), of_);
-    }
-    return AccumulateGrad::apply(std::move(gradients));
-  }
-  std::string name() const override { return "TriremeAccumulatePart"; }
-  const Known& known() const { return of_; }
-
- private:
-  const at::Tensor local_;
-  const Known of_;
-};
-
-/// Adds up a part's gradient in its grad(), as retain_grad() does.
-class KeptGradient final : public torch::autograd::FunctionPreHook {
- public:
-  KeptGradient(const at::Tensor& local, Known of, uint32_t output)
-      : local_(local.getIntrusivePtr()), of_(std::move(of)), output_(output) {}
-  variable_list operator()(const variable_list& gradients) override {
-    const auto local = local_.lock();
-    if (local == nullptr || !gradients[output_].defined()) return gradients;
-    refuse_gradients_of_gradients();
-    at::Tensor& kept = local->mutable_grad();
-    const at::Tensor gradient = as_part(gradients[output_], of_);
-    kept = kept.defined() ? kept + gradient : gradient.clone();
-    return gradients;
-  }
-
- private:
-  c10::weak_intrusive_ptr<c10::TensorImpl> local_;
-  const Known of_;
-  const uint32_t output_;
-};
-
-/// The place of a gradient in the graph, where `edge` leads to what a program was told.
-struct Captured {
-  Edge edge;
-  Known of;
-};
-
-Captured captured(const Edge& edge) {
-  if (const auto* const told = dynamic_cast<const LocalGradient*>(edge.function.get()))
-    return {told->next_edge(0), told->is_plain() ? nullptr : told->known()};
-  if (const auto* const leaf = dynamic_cast<const AccumulatePart*>(edge.function.get())) return {edge, leaf->known()};
-  return {edge, nullptr};
-}
-
-/// A function of a program's own on parts of which ranks have shares of gradients of wholes: an argument of that kind
-/// is among those whose gradients it gives.
-bool is_on_shares(const Node& node) {
-  if (!is_function(node)) return false;
-  return std::ranges::any_of(node.next_edges(), [](const Edge& edge) {
-    const auto* const told = dynamic_cast<const LocalGradient*>(edge.function.get());
-    return told != nullptr && told->known()->shares > 1;
-  });
-}
-
-[[noreturn]] void refuse_function(const Node& node, const char* what) {
-  refuse(str(node.name(), ", a function of the program's own, ", what,
-             ", of whose gradient each rank has a share; write it by operators"));
-}
-
-/// Along an axis of shares a function gives and gets gradients of parts alone.
-void check_function(const Node& node) {
-  if (!is_on_shares(node)) return;
-  for (const Edge& edge : node.next_edges())
-    if (edge.is_valid() && dynamic_cast<const LocalGradient*>(edge.function.get()) == nullptr)
-      refuse_function(node, "takes a whole tensor beside a part");
+torch::autograd::AutogradMeta* metadata(const at::Tensor& tensor) {
+  return torch::autograd::impl::get_autograd_meta(tensor);
 }
 
 /// Gives grad() the gradients of parts.
@@ -265,9 +46,6 @@ class PartEngine final : public ForwardingEngine {
     LocalGradient::refuse_hooks();
     std::vector<Captured> all;
     torch::autograd::edge_list real_outputs, real_roots = roots;
-    for (const Edge& root : roots)
-      if (root.is_valid() && is_on_shares(*root.function))
-        refuse_function(*root.function, "gives a loss that is whole");
     bool has_part = std::ranges::any_of(roots, [](const Edge& root) { return captured(root).of != nullptr; });
     for (size_t i = 0; i < roots.size() && i < inputs.size(); ++i)
       if (const auto* const told = dynamic_cast<const LocalGradient*>(roots[i].function.get());
@@ -288,75 +66,6 @@ class PartEngine final : public ForwardingEngine {
       if (all[i].of != nullptr) gradients[i] = as_part(gradients[i], all[i].of);
     return gradients;
   }
-};
-
-/// The plain leaves of all ranks of this process.
-class Slices {
- public:
-  static Slices& all() {
-    static auto* const one = new Slices;  // autograd's threads may outlive every static object
-    return *one;
-  }
-
-  void add(const at::Tensor& leaf, Known of, std::string name, const void* owner) {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(slices_, [](const auto& one) { return one.second.tensor.expired(); });
-    slices_.insert_or_assign(leaf.unsafeGetTensorImpl(),
-                             Slice{Weak(leaf.getIntrusivePtr()), std::move(of), std::move(name), owner, nullptr});
-    has_some_ = true;
-  }
-  /// `copy` shares the data of `leaf`.
-  at::Tensor add_copy(const at::TensorBase& leaf, at::Tensor copy) {
-    if (!has_some_) return copy;
-    std::unique_lock lock(mutex_);
-    const auto found = slices_.find(leaf.unsafeGetTensorImpl());
-    if (found == slices_.end()) return copy;
-    const Slice slice = found->second;
-    lock.unlock();
-    add(copy, slice.of, slice.name, slice.owner);
-    return copy;
-  }
-  void forget(const void* owner) {
-    std::vector<NodePtr> dying;  // they may hold the last reference to a tensor
-    const std::lock_guard lock(mutex_);
-    std::erase_if(slices_, [&](auto& one) {
-      if (one.second.owner != owner) return false;
-      dying.push_back(std::move(one.second.told));
-      return true;
-    });
-    has_some_ = !slices_.empty();
-  }
-  /// The node that a program is told of a leaf; null: `leaf` is none of them.
-  const NodePtr* told(const at::TensorBase& leaf) {
-    if (!has_some_ || !leaf.requires_grad()) return nullptr;
-    const std::lock_guard lock(mutex_);
-    const auto found = slices_.find(leaf.unsafeGetTensorImpl());
-    if (found == slices_.end()) return nullptr;
-    // The accumulator asks whether its tensor is still a leaf.
-    const auto running = torch::autograd::get_current_node();
-    if (const auto* const own = dynamic_cast<torch::autograd::AccumulateGrad*>(running.get());
-        own != nullptr && own->variable.is_same(leaf))
-      return nullptr;
-    Slice& slice = found->second;
-    const at::Tensor own(leaf);
-    const Edge edge(torch::autograd::impl::grad_accumulator(own), 0);
-    if (slice.told == nullptr || !(slice.told->next_edge(0) == edge))
-      slice.told = make_node<LocalGradient>(slice.of, own, edge, slice.name, /*is_plain=*/true);
-    return &slice.told;
-  }
-
- private:
-  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  struct Slice {
-    Weak tensor;  ///< so its address is no other tensor's
-    Known of;
-    std::string name;
-    const void* owner;
-    NodePtr told;
-  };
-  std::mutex mutex_;
-  std::unordered_map<const c10::TensorImpl*, Slice> slices_;
-  std::atomic<bool> has_some_ = false;
 };
 
 torch::autograd::Engine* engine = nullptr;
@@ -395,7 +104,8 @@ class PartHooks final : public ForwardingVariableHooks {
     PartTensor* const part = PartTensor::of(self);
     if (part == nullptr) {
       const NodePtr& node = real().grad_fn(self);
-      if (node != nullptr || !program_looks() || is_inside_of_operator()) return node;
+      if (node != nullptr) return part_tensor::join_history(self, node);
+      if (!program_looks() || is_inside_of_operator()) return node;
       const NodePtr* const told = part_tensor::Slices::all().told(self);
       return told != nullptr ? *told : node;
     }
@@ -488,8 +198,6 @@ class PartHooks final : public ForwardingVariableHooks {
     return part->local_;
   }
 };
-
-PlainSlices::~PlainSlices() { part_tensor::Slices::all().forget(this); }
 
 void PlainSlices::add(const at::Tensor& leaf, PartOf of, std::string name) {
   PartHooks::install();
@@ -596,7 +304,7 @@ void PartTensor::mend() {
   if (metadata == nullptr) return;
   if (metadata->grad_fn_ != heard_) {
     if (metadata->grad_fn_ != nullptr && speaks_of_wholes(*metadata->grad_fn_, metadata->output_nr_)) {
-      part_tensor::check_function(*metadata->grad_fn_);
+      part_tensor::join_edges(*metadata->grad_fn_);
       metadata->grad_fn_ = make_node<part_tensor::GradientAsPart>(
           of_, local_, torch::autograd::Edge(metadata->grad_fn_, metadata->output_nr_));
       metadata->output_nr_ = 0;
@@ -713,12 +421,6 @@ void PartTensor::release_resources() {
   base_.reset();
   local_.reset();
   TensorImpl::release_resources();
-}
-
-void refuse_result_of_function(const at::Tensor& whole) {
-  const NodePtr& node = whole.grad_fn();
-  if (node != nullptr && part_tensor::is_on_shares(*node))
-    part_tensor::refuse_function(*node, "gives a whole tensor of a part");
 }
 
 at::Tensor local_gradient(const at::Tensor& gradient, const std::shared_ptr<const PartOf>& of,

@@ -62,11 +62,14 @@ RandomStream stream_of(const Placement::Cuts& cuts);
 /// decisions are kept by its address. The last ones of each.
 class KeptPlacements {
  public:
+  explicit KeptPlacements(std::shared_ptr<PartRanks> ranks) : ranks_(std::move(ranks)) {}
+  const std::shared_ptr<PartRanks>& ranks() const { return ranks_; }
   std::shared_ptr<const Placement> placement(Placement placement);
   std::shared_ptr<const PartOf> part_of(std::vector<int64_t> sizes, const std::shared_ptr<const Placement>& placement,
                                         int64_t shares);
 
  private:
+  const std::shared_ptr<PartRanks> ranks_;
   std::vector<std::shared_ptr<const Placement>> placements_;
   std::vector<std::shared_ptr<const PartOf>> parts_;
 };
@@ -218,7 +221,6 @@ class AxisPass : public Pass {
   std::vector<Entered> entered_;  // the last ones
   KeptPlacements kept_;
   bool gives_parts_ = false;
-  const bool has_shares_;  ///< along some axis
   InterceptScope scope_;
 };
 

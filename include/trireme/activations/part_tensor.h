@@ -20,6 +20,19 @@
 
 namespace trireme {
 
+struct PartOf;
+
+/// The other ranks, where a program's own function gives or gets gradients of whole tensors. Collective; without
+/// gradients.
+class PartRanks {
+ public:
+  virtual ~PartRanks() = default;
+  /// All of `part`, on every rank. Cost: one all-gather along each axis that cuts it.
+  virtual at::Tensor whole(const at::Tensor& part) = 0;
+  /// The mean of the ranks' `whole` along the axes of shares that cut `placement`. Cost: one all-reduce along each.
+  virtual at::Tensor mean(const at::Tensor& whole, const Placement& placement) = 0;
+};
+
 /// The facts of a part: alike on all ranks.
 struct PartOf {
   std::vector<int64_t> sizes;  ///< of the whole
@@ -30,6 +43,7 @@ struct PartOf {
   /// The ranks of axes that cut it along which each rank counts the loss (GradientLaw::kShares): so many times too
   /// large are gradients that operators give of it. A program's are not.
   int64_t shares = 1;
+  std::shared_ptr<PartRanks> ranks = nullptr;  ///< null: a function gives and gets gradients of parts alone
 };
 
 /// Whether this thread's code is a program's: interception is on, and no operator runs.
@@ -40,7 +54,8 @@ bool program_looks() noexcept;
 /// is the local tensor's answer. It has no memory: data_ptr(), accessors and printing throw, storage() by name.
 ///
 /// Autograd    Hooks, retain_grad(), the gradient of a leaf, what autograd::grad() gives and what a program's own
-///             function gets and returns are parts. A gradient that is whole where a part is meant is cut by the pass.
+///             function gets and returns are parts. A gradient that is whole where a part is meant is cut by the pass;
+///             where a whole is meant, a part is gathered. Gradients of a function's whole results are joined.
 ///             grad_fn() of a part is a node of ours in front of the real one, of a leaf too. A hook of such a *node*
 ///             would not be called: the next backward pass refuses it. Gradients of gradients are refused.
 /// Refused     by StateError: what is above; set_data() of a part with what is none, or the other way round; the
@@ -124,10 +139,6 @@ class PlainSlices {
 /// Whether a part is among the arguments. Throws StateError where parts are refused by name: operators that change the
 /// sizes of their argument in place (resize_, set_, transpose_), and transforms of torch.func.
 bool has_parts(const OperatorCall& call);
-
-/// Refuses `whole`, a result of a program's own function on parts, of whose gradient ranks have shares: its backward
-/// would get this rank's share alone.
-void refuse_result_of_function(const at::Tensor& whole);
 
 /// The gradient of a part, as operators' nodes take it: `gradient`, a part or whole, on this rank, of `local_sizes`.
 at::Tensor local_gradient(const at::Tensor& gradient, const std::shared_ptr<const PartOf>& of,

@@ -1,0 +1,108 @@
+#include "activations/part_nodes.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+#include "trireme/intercept/program.h"
+
+namespace trireme::part_tensor {
+namespace {
+
+/// To a whole argument of a program's function: all of a gradient that is a part.
+class WholeGradient final : public Node {
+ public:
+  explicit WholeGradient(const Edge& edge) {
+    const auto& whole = edge.function->input_metadata(edge.input_nr);
+    add_input_metadata(whole.options(), whole.shape_as_dim_vector(), whole.is_tensor_subclass(), whole.is_nested_tensor(),
+                       whole.grad_dtype());
+    add_next_edge(edge);
+  }
+  variable_list apply(variable_list&& gradients) override {
+    PartTensor* const part = gradients[0].defined() ? PartTensor::of(gradients[0]) : nullptr;
+    if (part == nullptr) return std::move(gradients);
+    refuse_gradients_of_gradients();
+    if (part->known()->ranks == nullptr) refuse("a program's own function gave it as the gradient of a whole");
+    return {part->known()->ranks->whole(gradients[0])};
+  }
+  std::string name() const override { return "TriremeWholeGradient"; }
+};
+
+/// From operators to a whole result of a program's function on parts.
+class JoinedGradient final : public Node {
+ public:
+  JoinedGradient(const at::Tensor& whole, Known of, Edge edge) : of_(std::move(of)) {
+    add_input_metadata(whole);
+    add_next_edge(std::move(edge));
+  }
+  variable_list apply(variable_list&& gradients) override {
+    if (!gradients[0].defined()) return std::move(gradients);
+    refuse_gradients_of_gradients();
+    return {of_->ranks->mean(gradients[0], of_->placement)};
+  }
+  std::string name() const override { return "TriremeJoinedGradient"; }
+
+ private:
+  const Known of_;
+};
+
+const LocalGradient* to_part(const Edge& edge) { return dynamic_cast<const LocalGradient*>(edge.function.get()); }
+
+bool is_on_shares(const Edge& edge) {
+  const LocalGradient* const part = to_part(edge);
+  return part != nullptr && part->known()->shares > 1;
+}
+
+}  // namespace
+
+thread_local bool LocalGradient::died_with_hooks = false;
+
+void refuse(const std::string& what) { throw StateError("a part of a tensor: " + what); }
+
+void refuse_gradients_of_gradients() {
+  if (at::GradMode::is_enabled())
+    refuse("gradients of gradients (create_graph=True) are not there; leave create_graph out");
+}
+
+bool is_same(const Known& one, const Known& other) {
+  return one == other || (one->sizes == other->sizes && one->placement == other->placement);
+}
+
+at::Tensor as_part(const at::Tensor& gradient, const Known& of) {
+  if (!gradient.defined() || PartTensor::of(gradient) != nullptr) return gradient;
+  if (of->shares == 1) return PartTensor::wrap(gradient, of);
+  const WithoutInterception as_local;
+  return PartTensor::wrap(gradient / of->shares, of);
+}
+
+Captured captured(const Edge& edge) {
+  if (const auto* const told = dynamic_cast<const LocalGradient*>(edge.function.get()))
+    return {told->next_edge(0), told->is_plain() ? nullptr : told->known()};
+  if (const auto* const leaf = dynamic_cast<const AccumulatePart*>(edge.function.get())) return {edge, leaf->known()};
+  return {edge, nullptr};
+}
+
+void join_edges(Node& function) {
+  if (!is_function(function) || std::ranges::none_of(function.next_edges(), to_part)) return;
+  for (uint32_t i = 0; i < function.num_outputs(); ++i) {
+    const Edge edge = function.next_edge(i);
+    if (edge.is_valid() && to_part(edge) == nullptr && dynamic_cast<WholeGradient*>(edge.function.get()) == nullptr)
+      function.set_next_edge(i, Edge(make_node<WholeGradient>(edge), 0));
+  }
+}
+
+const NodePtr& join_history(const at::TensorBase& whole, const NodePtr& history) {
+  if (!is_function(*history)) return history;
+  const auto found = std::ranges::find_if(history->next_edges(), is_on_shares);
+  if (found == history->next_edges().end()) return history;
+  join_edges(*history);
+  auto* const metadata = torch::autograd::impl::get_autograd_meta(whole);
+  metadata->grad_fn_ = make_node<JoinedGradient>(at::Tensor(whole), to_part(*found)->known(),
+                                                 Edge(history, metadata->output_nr_));
+  metadata->output_nr_ = 0;
+  return metadata->grad_fn_;
+}
+
+}  // namespace trireme::part_tensor
