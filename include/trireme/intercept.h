@@ -130,6 +130,12 @@ class Next {
     const Inside inside(call, after());
     return body();
   }
+  /// The same, but they run through this pass, too.
+  template <class Body>
+  decltype(auto) again(const OperatorCall& call, const Body& body) const {
+    const Inside inside(call, &scope_);
+    return body();
+  }
 
  private:
   friend class RankContext;

@@ -11,6 +11,7 @@
 
 #include "activations/held.h"
 #include "activations/selections.h"
+#include "activations/written_copies.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept/program.h"
 #include "trireme/intercept/transforms.h"
@@ -195,8 +196,30 @@ void AxisPass::run(OperatorCall& call, Next next) {
   const bool is_forward = torch::autograd::get_current_graph_task_id() == -1 || at::GradMode::is_enabled() ||
                           (gives_parts_ && !has_part && program_runs_in_backward());
   if (!has_part && (!is_forward || table_.is_empty())) return next(call);
-  PlacedArguments found = find_arguments(call);
-  if (found.empty()) return next(call);
+  WrittenCopies written;
+  PlacedArguments found = find_arguments(call, written);
+  const std::shared_ptr<CopyOf> selected = selected_from(*this, call, found);
+  if (found.empty())
+    next(call);
+  else
+    run_placed(call, next, std::move(found), has_part);
+  for (const auto& [copy, origin] : written) write_back(call, next, copy, *origin);
+  if (selected != nullptr) note_origin(selected, call.stack.back());
+}
+
+/// From now on what is written into `result` goes back to where it was selected from, if it is a copy.
+void AxisPass::note_origin(const std::shared_ptr<CopyOf>& selected, const c10::IValue& result) {
+  const at::Tensor copy = result.toTensor();
+  const auto known = PartTensor::of(copy) == nullptr ? table_.find(copy) : nullptr;
+  if (known == nullptr || !known->is_copy || known->is_cut()) return;
+  selected->sizes = copy.sizes().vec();
+  selected->copy.emplace(copy.getIntrusivePtr());
+  PlacedTensor returning = *known;
+  returning.copy_of = selected;
+  table_.add(copy, std::move(returning));
+}
+
+void AxisPass::run_placed(OperatorCall& call, Next next, PlacedArguments found, bool has_part) {
   running_ = call.op.schema().name();
   for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) {
     if (has_tangent(tensor))
@@ -226,7 +249,7 @@ std::shared_ptr<const PlacedTensor> AxisPass::find(const at::Tensor& tensor) {
 }
 
 /// From then on the arguments of `call` are local tensors.
-PlacedArguments AxisPass::find_arguments(OperatorCall& call) {
+PlacedArguments AxisPass::find_arguments(OperatorCall& call, WrittenCopies& written) {
   PlacedArguments found;
   bool is_transformed = false;  // some tensor is one of torch.func's
   for (size_t i = 0; i < call.traits.arguments; ++i) {
@@ -257,7 +280,9 @@ PlacedArguments AxisPass::find_arguments(OperatorCall& call) {
                    : str("gradients of gradients (create_graph=True) are not there with ", exchanges(0).setting()));
       if (known->local_count > 0) return check_count(call, i, *known);
       if (known->is_copy) {
-        if (is_written(call, i))
+        if (is_written(call, i) && known->copy_of != nullptr)
+          written.emplace_back(tensor, known->copy_of);
+        else if (is_written(call, i))
           refuse(call, tensor, "writes into a copy of other ranks' elements", "write by torch.where() instead");
         if (!known->is_cut()) return;
       }

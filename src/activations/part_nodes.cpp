@@ -1,7 +1,6 @@
 #include "activations/part_nodes.h"
 
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 
@@ -30,30 +29,25 @@ class WholeGradient final : public Node {
   std::string name() const override { return "TriremeWholeGradient"; }
 };
 
-/// From operators to a whole result of a program's function on parts.
-class JoinedGradient final : public Node {
+/// Of a program's function: gradients of its whole results, of which ranks have shares, are joined before it runs.
+class JoinedGradients final : public torch::autograd::FunctionPreHook {
  public:
-  JoinedGradient(const at::Tensor& whole, Known of, Edge edge) : of_(std::move(of)) {
-    add_input_metadata(whole);
-    add_next_edge(std::move(edge));
+  explicit JoinedGradients(Known of) : of_(std::move(of)) {}
+  variable_list operator()(const variable_list& gradients) override {
+    variable_list joined = gradients;
+    for (at::Tensor& gradient : joined) {
+      if (!gradient.defined() || PartTensor::of(gradient) != nullptr) continue;
+      refuse_gradients_of_gradients();
+      gradient = of_->ranks->mean(gradient, of_->placement);
+    }
+    return joined;
   }
-  variable_list apply(variable_list&& gradients) override {
-    if (!gradients[0].defined()) return std::move(gradients);
-    refuse_gradients_of_gradients();
-    return {of_->ranks->mean(gradients[0], of_->placement)};
-  }
-  std::string name() const override { return "TriremeJoinedGradient"; }
 
  private:
   const Known of_;
 };
 
 const LocalGradient* to_part(const Edge& edge) { return dynamic_cast<const LocalGradient*>(edge.function.get()); }
-
-bool is_on_shares(const Edge& edge) {
-  const LocalGradient* const part = to_part(edge);
-  return part != nullptr && part->known()->shares > 1;
-}
 
 }  // namespace
 
@@ -84,25 +78,20 @@ Captured captured(const Edge& edge) {
   return {edge, nullptr};
 }
 
-void join_edges(Node& function) {
+void join_ranks(Node& function) {
   if (!is_function(function) || std::ranges::none_of(function.next_edges(), to_part)) return;
   for (uint32_t i = 0; i < function.num_outputs(); ++i) {
     const Edge edge = function.next_edge(i);
     if (edge.is_valid() && to_part(edge) == nullptr && dynamic_cast<WholeGradient*>(edge.function.get()) == nullptr)
       function.set_next_edge(i, Edge(make_node<WholeGradient>(edge), 0));
   }
-}
-
-const NodePtr& join_history(const at::TensorBase& whole, const NodePtr& history) {
-  if (!is_function(*history)) return history;
-  const auto found = std::ranges::find_if(history->next_edges(), is_on_shares);
-  if (found == history->next_edges().end()) return history;
-  join_edges(*history);
-  auto* const metadata = torch::autograd::impl::get_autograd_meta(whole);
-  metadata->grad_fn_ = make_node<JoinedGradient>(at::Tensor(whole), to_part(*found)->known(),
-                                                 Edge(history, metadata->output_nr_));
-  metadata->output_nr_ = 0;
-  return metadata->grad_fn_;
+  const auto part = std::ranges::find_if(function.next_edges(), [](const Edge& edge) {
+    return to_part(edge) != nullptr && to_part(edge)->known()->shares > 1;
+  });
+  if (part == function.next_edges().end()) return;
+  const bool is_joined = std::ranges::any_of(
+      function.pre_hooks(), [](const auto& hook) { return dynamic_cast<const JoinedGradients*>(hook.get()) != nullptr; });
+  if (!is_joined) function.add_pre_hook(std::make_unique<JoinedGradients>(to_part(*part)->known()));
 }
 
 }  // namespace trireme::part_tensor

@@ -198,11 +198,8 @@ struct Captured {
 };
 Captured captured(const Edge& edge);
 
-/// Nodes around `function`, a program's own, on parts: whole tensors get all ranks' gradients. Others are left as they
-/// are. Once of each.
-void join_edges(Node& function);
-/// The node of the history of `whole`, a plain tensor with this history: where a program's function has computed it
-/// from parts along an axis of shares, one in front of it from now on, which joins the ranks' gradients.
-const NodePtr& join_history(const at::TensorBase& whole, const NodePtr& history);
+/// From now on `function`, where it is a program's own that takes parts, gives and gets gradients of whole tensors that
+/// are those of all ranks. Others are left as they are.
+void join_ranks(Node& function);
 
 }  // namespace trireme::part_tensor

@@ -104,8 +104,8 @@ class PartHooks final : public ForwardingVariableHooks {
     PartTensor* const part = PartTensor::of(self);
     if (part == nullptr) {
       const NodePtr& node = real().grad_fn(self);
-      if (node != nullptr) return part_tensor::join_history(self, node);
-      if (!program_looks() || is_inside_of_operator()) return node;
+      if (node != nullptr) part_tensor::join_ranks(*node);
+      if (node != nullptr || !program_looks() || is_inside_of_operator()) return node;
       const NodePtr* const told = part_tensor::Slices::all().told(self);
       return told != nullptr ? *told : node;
     }
@@ -304,7 +304,7 @@ void PartTensor::mend() {
   if (metadata == nullptr) return;
   if (metadata->grad_fn_ != heard_) {
     if (metadata->grad_fn_ != nullptr && speaks_of_wholes(*metadata->grad_fn_, metadata->output_nr_)) {
-      part_tensor::join_edges(*metadata->grad_fn_);
+      part_tensor::join_ranks(*metadata->grad_fn_);
       metadata->grad_fn_ = make_node<part_tensor::GradientAsPart>(
           of_, local_, torch::autograd::Edge(metadata->grad_fn_, metadata->output_nr_));
       metadata->output_nr_ = 0;

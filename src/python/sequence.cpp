@@ -1,7 +1,9 @@
 // Parts of samples and layers, of an engine over a Python module.
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/engine.h"
+#include "trireme/activations/part_tensor.h"
 #include "trireme/intercept/random_streams.h"
 
 namespace trireme::python {
@@ -25,6 +27,38 @@ void forget_sequence(const py::type& tensors) {
     slots->sq_item = nullptr;
 }
 
+/// As torch runs a backward pass for Python, by the engine that C++ programs get, which knows of parts.
+py::tuple run_backward(const std::vector<at::Tensor>& roots, const std::vector<std::optional<at::Tensor>>& given,
+                        bool keep_graph, bool create_graph, const std::vector<at::Tensor>& inputs,
+                        bool allow_unreachable, bool accumulate_grad) {
+  std::vector<at::Tensor> gradients, found;
+  for (const auto& gradient : given) gradients.push_back(gradient.value_or(at::Tensor()));
+  {
+    const py::gil_scoped_release no_gil;
+    if (accumulate_grad)
+      torch::autograd::backward(roots, gradients, keep_graph, create_graph, inputs);
+    else
+      found = torch::autograd::grad(roots, inputs, gradients, keep_graph, create_graph, allow_unreachable);
+  }
+  py::tuple result(found.size());
+  for (size_t i = 0; i < found.size(); ++i)
+    result[i] = found[i].defined() ? py::cast(found[i]) : py::object(py::none());
+  return result;
+}
+
+/// Calls `hook` with the gradient of `part`, a part, and takes what it gives in its place. Gives its place, for removal.
+unsigned register_hook(const at::Tensor& part, py::object hook) {
+  const std::shared_ptr<py::object> held(new py::object(std::move(hook)), [](py::object* one) {
+    const py::gil_scoped_acquire gil;  // graphs die on any thread
+    delete one;
+  });
+  return part.register_hook([held](const at::Tensor& gradient) {
+    const py::gil_scoped_acquire gil;
+    const py::object answer = (*held)(gradient);
+    return answer.is_none() ? at::Tensor() : answer.cast<at::Tensor>();
+  });
+}
+
 }  // namespace
 
 void bind_parts(EngineBaseClass& engine) {
@@ -34,7 +68,15 @@ void bind_parts(EngineBaseClass& engine) {
       .def("whole_sizes",
            [](const EngineBase& engine, const at::Tensor& tensor) { return engine.passes().whole_sizes(tensor); })
       .def_static("forget_sequence", &forget_sequence)
-      .def("speak_of_wholes", [](const EngineBase& engine) { engine.passes().speak_of_wholes(); })
+      .def("speak_of_wholes",
+           [](EngineBase& engine) {
+             if (auto* const slices = engine.tensor()) slices->speak_of_wholes();
+           })
+      .def_static("tells_wholes", [](const at::Tensor& tensor) { return PartTensor::of(tensor) != nullptr; })
+      .def_static("run_backward", &run_backward, py::arg("roots"), py::arg("gradients"), py::arg("keep_graph"),
+                  py::arg("create_graph"), py::arg("inputs"), py::arg("allow_unreachable"), py::arg("accumulate_grad"))
+      .def_static("register_hook", &register_hook, py::arg("part"), py::arg("hook"))
+      .def_static("remove_hook", [](const at::Tensor& part, unsigned place) { part.remove_hook(place); })
       .def_static(
           "random_state_of_parts",
           [](const at::Device& device) -> std::optional<at::Tensor> {

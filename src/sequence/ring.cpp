@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 
 #include "sequence/attention.h"
 #include "trireme/base/error.h"
@@ -28,14 +27,14 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct Ring final : torch::CustomClassHolder {
-  Ring(TokenSplit keys, Group& group, bool is_causal, at::Tensor mask, std::optional<double> scale)
+  Ring(std::shared_ptr<const Ranges> keys, Group& group, bool is_causal, at::Tensor mask, std::optional<double> scale)
       : keys(std::move(keys)), group(group), is_causal(is_causal), mask(std::move(mask)), scale(scale) {}
 
   int next() const { return (group.rank() + 1) % group.size(); }
   int previous() const { return (group.rank() + group.size() - 1) % group.size(); }
   /// The rank whose keys and values are here after `step` messages.
   int owner(int step) const { return (group.rank() - step + group.size()) % group.size(); }
-  int64_t length(int rank) const { return keys.lengths[static_cast<size_t>(rank)]; }
+  int64_t length(int rank) const { return keys->local(rank); }
   /// The keys of `rank` that this rank's queries see.
   struct Sight {
     bool any = true;
@@ -45,14 +44,14 @@ struct Ring final : torch::CustomClassHolder {
   Sight sight(int rank) const {
     if (is_causal) return {.any = rank <= group.rank(), .is_causal = rank == group.rank()};
     if (!mask.defined()) return {};
-    const int64_t begin = std::accumulate(keys.lengths.begin(), keys.lengths.begin() + rank, int64_t{0});
-    const at::Tensor block = mask.size(-1) == 1 ? mask : mask.narrow(-1, begin, length(rank));
+    const at::Tensor block =
+        mask.size(-1) == 1 ? mask : mask.narrow(-1, keys->of_rank(rank).front().begin, length(rank));
     if (block.isneginf().all().item<bool>()) return {.any = false};
     if (block.eq(0).all().item<bool>()) return {};
     return {.mask = block.expand({-1, -1, -1, length(rank)})};
   }
 
-  const TokenSplit keys;
+  const std::shared_ptr<const Ranges> keys;
   Group& group;
   const bool is_causal;
   const at::Tensor mask;  ///< [B or 1, H or 1, Q, all keys or 1], added to scores; undefined: none
@@ -86,8 +85,9 @@ class Round {
 };
 
 /// Keys and values as one tensor of the longest rank's length: [2, B, key heads, longest, D].
-at::Tensor packed(const at::Tensor& key, const at::Tensor& value, const TokenSplit& cut) {
-  const int64_t longest = *std::max_element(cut.lengths.begin(), cut.lengths.end());
+at::Tensor packed(const at::Tensor& key, const at::Tensor& value, const Ranges& keys) {
+  int64_t longest = 0;
+  for (int rank = 0; rank < keys.ranks(); ++rank) longest = std::max(longest, keys.local(rank));
   at::Tensor both = at::zeros({2, key.size(0), key.size(1), longest, key.size(3)}, key.options());
   both.narrow(3, 0, key.size(2)).copy_(at::stack({key, value}));
   return both;
@@ -108,7 +108,7 @@ struct RingFunction : torch::autograd::Function<RingFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& query, const at::Tensor& key,
                             const at::Tensor& value, const c10::intrusive_ptr<Ring>& ring) {
     at::Tensor result, logsumexp_BHQ;
-    Round round(*ring, packed(key, value, ring->keys));
+    Round round(*ring, packed(key, value, *ring->keys));
     for (int step = 0; step < ring->group.size(); ++step) {
       const bool is_last = step + 1 == ring->group.size();
       const int owner = ring->owner(step);
@@ -143,7 +143,7 @@ struct RingFunction : torch::autograd::Function<RingFunction> {
     const at::Tensor &query = saved[0], &key = saved[1], &value = saved[2], &result = saved[3], &logsumexp = saved[4];
     const at::Tensor gradient = gradients[0].contiguous();
     at::Tensor query_gradient = at::zeros_like(query, query.options().dtype(at::toOpMathType(query.scalar_type())));
-    Round round(*ring, packed(key, value, ring->keys));
+    Round round(*ring, packed(key, value, *ring->keys));
     // The gradient of keys and values goes with them, and one message further: home.
     Round sums(*ring, at::zeros_like(round.here(), query_gradient.options()));
     for (int step = 0; step < ring->group.size(); ++step) {
@@ -190,10 +190,10 @@ struct RingFunction : torch::autograd::Function<RingFunction> {
 };
 
 /// `mask` [.., all queries or 1, all keys or 1] as what is added to scores of this rank's queries.
-at::Tensor added_mask(const at::Tensor& mask, const at::Tensor& query, const TokenSplit& queries) {
+at::Tensor added_mask(const at::Tensor& mask, const at::Tensor& query, Interval queries) {
   at::Tensor own = mask;
   while (own.dim() < 4) own = own.unsqueeze(0);
-  if (own.size(2) != 1) own = own.narrow(2, queries.begin(), queries.local());
+  if (own.size(2) != 1) own = own.narrow(2, queries.begin, queries.size());
   if (own.scalar_type() == at::kBool)
     own = at::zeros(own.sizes(), query.options().requires_grad(false)).masked_fill(own.logical_not(), kNothing);
   return own.expand({-1, -1, query.size(2), -1});
@@ -209,8 +209,8 @@ at::Tensor in_order(const at::Tensor& tensor) {
 
 }  // namespace
 
-void run_in_ring(OperatorCall& call, Next next, const TokenSplit& queries, const TokenSplit& keys,
-                 const at::Tensor& mask, Group& group) {
+void run_in_ring(OperatorCall& call, Next next, const Cut& queries, const Cut& keys, const at::Tensor& mask,
+                 Group& group) {
   const auto arguments = call.arguments();
   const at::Tensor query = in_order(arguments[0].toTensor()), key = arguments[1].toTensor(),
                    value = arguments[2].toTensor();
@@ -220,12 +220,13 @@ void run_in_ring(OperatorCall& call, Next next, const TokenSplit& queries, const
   if (mask.defined() && mask.requires_grad()) refuse("its mask asks for a gradient");
   if (mask.defined() && is_causal) refuse("it is causal and has a mask; pass a mask that is causal");
   if (arguments[4].toDouble() > 0) refuse("it has dropout");
-  if (is_causal && queries.lengths != keys.lengths) refuse("it is causal, and queries and keys are cut differently");
+  if (is_causal && !queries.has_same_ranges(keys)) refuse("it is causal, and queries and keys are cut differently");
   if (value.size(-1) != key.size(-1)) refuse("keys and values differ in size");
   const auto scale = arguments[6].isDouble() ? std::optional(arguments[6].toDouble()) : std::nullopt;
+  const Interval own = queries.ranges->of_rank(group.rank()).front();
   const at::Tensor result = next.run(call, [&] {
-    const at::Tensor added = mask.defined() ? added_mask(mask, query, queries) : at::Tensor();
-    const auto ring = c10::make_intrusive<Ring>(keys, group, is_causal, added, scale);
+    const at::Tensor added = mask.defined() ? added_mask(mask, query, own) : at::Tensor();
+    const auto ring = c10::make_intrusive<Ring>(keys.ranges, group, is_causal, added, scale);
     return RingFunction::apply(query, key, value, ring);
   });
   torch::jit::drop(call.stack, call.traits.arguments);

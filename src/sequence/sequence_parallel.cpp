@@ -3,9 +3,8 @@
 #include <utility>
 #include <vector>
 
-#include "sequence/stages.h"
-#include "sequence/token_pass.h"
 #include "sequence/token_policy.h"
+#include "trireme/activations/axis_pass.h"
 #include "trireme/activations/sent_parts.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -64,126 +63,6 @@ void check_same_batch(Group& group, const SequenceInputs& whole) {
                        "shuffling of their own)"));
 }
 
-}  // namespace
-
-class SequenceParallel::Impl {
- public:
-  virtual ~Impl() = default;
-  virtual at::Tensor cut(const at::Tensor& whole, int64_t dim) = 0;
-  virtual bool is_part(const at::Tensor& tensor) = 0;
-  virtual at::Tensor whole_of(const at::Tensor& part) = 0;
-  virtual std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) = 0;
-  virtual bool has_cut() const = 0;
-  virtual bool is_of_tokens(const at::Tensor& loss) = 0;
-  virtual SentTensor sent(const at::Tensor& tensor) = 0;
-  virtual at::Tensor taken(const at::Tensor& tensor, const std::string& cut) = 0;
-  virtual at::Tensor whole(const at::Tensor& tensor) = 0;
-  virtual Group& group() const = 0;
-
-  void check_loss(const at::Tensor& loss) {
-    if (is_of_tokens(loss))
-      throw StateError(
-          "backward: the loss is of this rank's tokens alone; take the sum() or mean() of all tokens' losses");
-    if (!has_cut() && !std::exchange(told_uncut_, true) && group().world_rank(group().rank()) == 0)
-      log(LogLevel::kWarning,
-          str("sequence_parallel_size=", group().size(),
-              ", and the program has cut no batch: each rank trains on all tokens of its own batch, which saves "
-              "nothing, and the ranks' gradients are averaged; pass batches through engine.cut()"));
-  }
-
- private:
-  bool told_uncut_ = false;
-};
-
-namespace {
-
-/// For programs that read whole_sizes() as the sizes of a part, as Python's do.
-class ByTokens final : public SequenceParallel::Impl {
- public:
-  ByTokens(Group& group, SequenceAttention attention) : pass_(group, attention), group_(group) {
-    pass_.speak_of_wholes();
-  }
-  at::Tensor cut(const at::Tensor& whole, int64_t dim) override { return pass_.cut(whole, dim); }
-  bool is_part(const at::Tensor& tensor) override {
-    const auto sharding = pass_.find(tensor);
-    return sharding && sharding->is_sharded();
-  }
-  at::Tensor whole_of(const at::Tensor& part) override {
-    const auto sharding = pass_.find(part);
-    return sharding ? sharding->whole : at::Tensor();
-  }
-  std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) override {
-    return pass_.whole_sizes(tensor);
-  }
-  bool has_cut() const override { return pass_.has_cut(); }
-  bool is_of_tokens(const at::Tensor& loss) override { return is_part(loss); }
-  SentTensor sent(const at::Tensor& tensor) override { return sequence::sent(tensor, pass_.find(tensor)); }
-  at::Tensor taken(const at::Tensor& tensor, const std::string& cut) override {
-    const sequence::TakenTensor taken = sequence::taken(tensor, cut, group_);
-    pass_.mark(taken.part, taken.sharding);
-    return taken.part;
-  }
-  at::Tensor whole(const at::Tensor& tensor) override { return sequence::whole(tensor, pass_.find(tensor), group_); }
-  Group& group() const override { return group_; }
-
- private:
-  sequence::TokenPass pass_;
-  Group& group_;
-};
-
-/// Programs read the whole's sizes off parts themselves.
-class ByRows final : public SequenceParallel::Impl {
- public:
-  ByRows(std::shared_ptr<AxisPass> pass, int axis) : pass_(std::move(pass)), axis_(axis) { pass_->give_parts(); }
-
-  at::Tensor cut(const at::Tensor& whole, int64_t dim) override {
-    const int ranks = group().size();
-    const int64_t along = checked_dim(whole, dim, ranks);
-    if (is_part(whole))
-      throw StateError(str("cut: ", whole.sizes(), " is a part of a sequence already; cut() takes whole tensors"));
-    has_cut_ = true;
-    if (ranks == 1) return whole;
-    const Cut cut{
-        .axis = axis_, .dim = along, .ranges = std::make_shared<const Ranges>(Ranges::even(whole.size(along), ranks))};
-    PlacedTensor known = pass_->with_cut({}, cut);
-    const WithoutInterception own_operators;
-    if (whole.requires_grad())
-      return pass_->as_part(slice_of(whole, cut, group().rank()).clone(at::MemoryFormat::Contiguous), known.placement);
-    known.held = Held::kWhole;
-    const at::Tensor held = whole.clone(at::MemoryFormat::Contiguous);
-    pass_->add(held, std::move(known));
-    return held;
-  }
-  bool is_part(const at::Tensor& tensor) override {
-    const auto known = pass_->find(tensor);
-    return known && (known->is_cut() || known->is_unknown);
-  }
-  at::Tensor whole_of(const at::Tensor& part) override {
-    const auto known = pass_->find(part);
-    return known && known->held == Held::kWhole ? part : at::Tensor();
-  }
-  std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) override {
-    return pass_->whole_sizes(tensor);
-  }
-  bool has_cut() const override { return has_cut_; }
-  bool is_of_tokens(const at::Tensor& loss) override {
-    const auto known = pass_->find(loss);
-    return known && known->is_cut() && known->held == Held::kPart;
-  }
-  SentTensor sent(const at::Tensor& tensor) override { return trireme::sent(*pass_, tensor); }
-  at::Tensor taken(const at::Tensor& tensor, const std::string& cut) override {
-    has_cut_ = true;
-    return trireme::taken(*pass_, tensor, cut);
-  }
-  at::Tensor whole(const at::Tensor& tensor) override { return whole_tensor(*pass_, tensor); }
-  Group& group() const override { return pass_->group(axis_); }
-
- private:
-  const std::shared_ptr<AxisPass> pass_;
-  const int axis_;
-  bool has_cut_ = false;
-};
-
 std::shared_ptr<AxisPass> pass_of(Group& group, SequenceAttention attention) {
   std::vector<PassAxis> axes;
   axes.push_back(SequenceParallel::axis(group, attention, 0));
@@ -193,11 +72,10 @@ std::shared_ptr<AxisPass> pass_of(Group& group, SequenceAttention attention) {
 }  // namespace
 
 SequenceParallel::SequenceParallel(Group& group, SequenceAttention attention)
-    : attention_(attention), impl_(std::make_unique<ByRows>(pass_of(group, attention), 0)) {}
-
-SequenceParallel::SequenceParallel(std::shared_ptr<AxisPass> pass, int axis)
-    : impl_(std::make_unique<ByRows>(std::move(pass), axis)) {}
-
+    : SequenceParallel(pass_of(group, attention), 0) {}
+SequenceParallel::SequenceParallel(std::shared_ptr<AxisPass> pass, int axis) : pass_(std::move(pass)), axis_(axis) {
+  pass_->give_parts();
+}
 SequenceParallel::~SequenceParallel() = default;
 
 PassAxis SequenceParallel::axis(Group& group, SequenceAttention attention, int number) {
@@ -206,12 +84,30 @@ PassAxis SequenceParallel::axis(Group& group, SequenceAttention attention, int n
   return {std::move(exchanges), std::make_unique<sequence::TokenPolicy>(number, attention)};
 }
 
-at::Tensor SequenceParallel::cut(const at::Tensor& whole, int64_t dim) { return impl_->cut(whole, dim); }
+at::Tensor SequenceParallel::cut(const at::Tensor& whole, int64_t dim) {
+  const int ranks = pass_->group(axis_).size();
+  const int64_t along = checked_dim(whole, dim, ranks);
+  if (is_part(whole))
+    throw StateError(str("cut: ", whole.sizes(), " is a part of a sequence already; cut() takes whole tensors"));
+  has_cut_ = true;
+  if (ranks == 1) return whole;
+  const Cut cut{
+      .axis = axis_, .dim = along, .ranges = std::make_shared<const Ranges>(Ranges::even(whole.size(along), ranks))};
+  PlacedTensor known = pass_->with_cut({}, cut);
+  const WithoutInterception own_operators;
+  if (whole.requires_grad())
+    return pass_->as_part(slice_of(whole, cut, pass_->group(axis_).rank()).clone(at::MemoryFormat::Contiguous),
+                          known.placement);
+  known.held = Held::kWhole;
+  const at::Tensor held = whole.clone(at::MemoryFormat::Contiguous);
+  pass_->add(held, std::move(known));
+  return held;
+}
 
 SequenceInputs SequenceParallel::cut(const SequenceInputs& whole) {
   SequenceInputs result{.dim = whole.dim};
-  const auto part = [&](const at::Tensor& tensor) { return tensor.defined() ? impl_->cut(tensor, whole.dim) : tensor; };
-  check_same_batch(impl_->group(), whole);
+  const auto part = [&](const at::Tensor& tensor) { return tensor.defined() ? cut(tensor, whole.dim) : tensor; };
+  check_same_batch(pass_->group(axis_), whole);
   result.input_ids = part(whole.input_ids);
   result.labels = part(whole.labels);
   result.position_ids = part(whole.position_ids);
@@ -219,24 +115,38 @@ SequenceInputs SequenceParallel::cut(const SequenceInputs& whole) {
   return result;
 }
 
-bool SequenceParallel::is_part(const at::Tensor& tensor) { return impl_->is_part(tensor); }
-at::Tensor SequenceParallel::whole_of(const at::Tensor& part) { return impl_->whole_of(part); }
+bool SequenceParallel::is_part(const at::Tensor& tensor) {
+  const auto known = pass_->find(tensor);
+  return known && (known->is_cut() || known->is_unknown);
+}
+
+at::Tensor SequenceParallel::whole_of(const at::Tensor& part) {
+  const auto known = pass_->find(part);
+  return known && known->held == Held::kWhole ? part : at::Tensor();
+}
+
 std::optional<std::vector<int64_t>> SequenceParallel::whole_sizes(const at::Tensor& tensor) {
-  return impl_->whole_sizes(tensor);
+  return pass_->whole_sizes(tensor);
 }
-void SequenceParallel::speak_of_wholes() {
-  if (!attention_)
-    throw StateError("speak_of_wholes: parts of a pass over several axes tell the whole's sizes themselves");
-  Group& group = impl_->group();
-  impl_.reset();  // one pass at a time
-  impl_ = std::make_unique<ByTokens>(group, *attention_);
+
+void SequenceParallel::check_loss(const at::Tensor& loss) {
+  const auto known = pass_->find(loss);
+  if (known && known->is_cut() && known->held == Held::kPart)
+    throw StateError(
+        "backward: the loss is of this rank's tokens alone; take the sum() or mean() of all tokens' losses");
+  const Group& group = pass_->group(axis_);
+  if (!has_cut_ && !std::exchange(told_uncut_, true) && group.world_rank(group.rank()) == 0)
+    log(LogLevel::kWarning,
+        str("sequence_parallel_size=", group.size(),
+            ", and the program has cut no batch: each rank trains on all tokens of its own batch, which saves nothing, "
+            "and the ranks' gradients are averaged; pass batches through engine.cut()"));
 }
-bool SequenceParallel::has_cut() const { return impl_->has_cut(); }
-void SequenceParallel::check_loss(const at::Tensor& loss) { impl_->check_loss(loss); }
-SentTensor SequenceParallel::sent(const at::Tensor& tensor) { return impl_->sent(tensor); }
+
+SentTensor SequenceParallel::sent(const at::Tensor& tensor) { return trireme::sent(*pass_, tensor); }
 at::Tensor SequenceParallel::taken(const at::Tensor& tensor, const std::string& cut) {
-  return impl_->taken(tensor, cut);
+  has_cut_ = true;
+  return trireme::taken(*pass_, tensor, cut);
 }
-at::Tensor SequenceParallel::whole(const at::Tensor& tensor) { return impl_->whole(tensor); }
+at::Tensor SequenceParallel::whole(const at::Tensor& tensor) { return whole_tensor(*pass_, tensor); }
 
 }  // namespace trireme

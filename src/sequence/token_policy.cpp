@@ -14,7 +14,6 @@
 namespace trireme::sequence {
 namespace {
 
-enum : size_t { kQuery, kKey, kValue, kMask, kDropout, kIsCausal, kScale, kEnableGqa };
 enum : size_t { kLogits, kTarget, kClassWeight, kReduction, kIgnoreIndex };
 
 const PlacedArgument* find_in(const PlacedArguments& found, size_t index) {
@@ -22,17 +21,15 @@ const PlacedArgument* find_in(const PlacedArguments& found, size_t index) {
   return known != found.end() ? &*known : nullptr;
 }
 
-/// How many tokens each rank has, where they stand behind one another.
-std::optional<TokenSplit> split_of(const Cut& cut, int rank) {
-  TokenSplit split{.lengths = {}, .rank = rank};
+/// Whether each rank has some tokens, and these stand behind one another.
+bool is_in_order(const Cut& cut) {
   int64_t at = 0;
-  for (int other = 0; other < cut.ranges->ranks(); ++other) {
-    const std::vector<Interval>& own = cut.ranges->of_rank(other);
-    if (cut.outer != 1 || own.size() != 1 || own[0].begin != at) return std::nullopt;
-    split.lengths.push_back(own[0].size());
+  for (int rank = 0; rank < cut.ranges->ranks(); ++rank) {
+    const std::vector<Interval>& own = cut.ranges->of_rank(rank);
+    if (own.size() != 1 || own[0].begin != at) return false;
     at = own[0].end;
   }
-  return at == cut.ranges->whole() ? std::optional(split) : std::nullopt;
+  return cut.outer == 1 && at == cut.ranges->whole();
 }
 
 }  // namespace
@@ -92,23 +89,21 @@ bool TokenPolicy::run_attention(AxisPass& pass, OperatorCall& call, Next next, P
        (!is_grouped || query.size(heads_at) % key.size(heads_at) != 0)))
     pass.refuse(call, query, str("broadcasts keys ", key.sizes(), " and values ", value.sizes(), " over queries"),
                 "expand() them to one batch and as many heads; enable_gqa=True repeats heads of keys");
-  const int rank = pass.group(axis_).rank();
   // Over other axes each rank attends with heads of its own.
   for (const size_t index : {kQuery, kKey, kValue})
     for (const Cut& cut : find_in(found, index)->known->placement->at(pass.position()))
       if (cut.axis != axis_ && cut.dim > heads_at)
         pass.refuse(call, query, "attends over tokens and features that are cut", "let heads be a dim of their own");
-  const auto queries = split_of(*cut_of(pass, found, kQuery), rank), keys = split_of(*cut_of(pass, found, kKey), rank),
-             values = split_of(*cut_of(pass, found, kValue), rank);
-  if (!queries || !keys || !values || keys->lengths != values->lengths) return false;
+  const Cut queries = *cut_of(pass, found, kQuery), keys = *cut_of(pass, found, kKey);
+  if (!is_in_order(queries) || !is_in_order(keys) || !keys.has_same_ranges(*cut_of(pass, found, kValue))) return false;
   const auto placement = find_in(found, kQuery)->known->placement;
   const c10::IValue given = call.arguments()[kMask];
   const at::Tensor mask = given.isTensor() ? given.toTensor() : at::Tensor();
   if (call.arguments()[kDropout].toDouble() > 0) call.stream = stream_of(placement->at(pass.position()));
   if (attention_ == SequenceAttention::kRing)
-    run_in_ring(call, next, *queries, *keys, mask, pass.group(axis_));
+    run_in_ring(call, next, queries, keys, mask, pass.group(axis_));
   else
-    run_by_heads(call, next, *queries, *keys, mask, pass.group(axis_));
+    run_by_heads(call, next, queries, keys, mask, pass.exchanges(axis_));
   call.stack.back() = pass.as_part(call.stack.back().toTensor(), placement);
   return true;
 }

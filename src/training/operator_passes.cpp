@@ -21,10 +21,6 @@ void OperatorPasses::check_loss(const at::Tensor& loss) const {
   for (const auto& cut : cuts) cut->check_loss(loss);
 }
 
-void OperatorPasses::speak_of_wholes() const {
-  for (const auto& cut : cuts) cut->speak_of_wholes();
-}
-
 bool OperatorPasses::is_part(const at::Tensor& tensor) const {
   return std::any_of(cuts.begin(), cuts.end(), [&](const auto& cut) { return cut->is_part(tensor); });
 }

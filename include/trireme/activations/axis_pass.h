@@ -172,7 +172,10 @@ class AxisPass : public Pass {
                            const std::string& fix, int axis = -1);
 
  private:
-  PlacedArguments find_arguments(OperatorCall& call);
+  using WrittenCopies = std::vector<std::pair<at::Tensor, std::shared_ptr<const CopyOf>>>;
+  PlacedArguments find_arguments(OperatorCall& call, WrittenCopies& written);
+  void note_origin(const std::shared_ptr<CopyOf>& selected, const c10::IValue& result);
+  void run_placed(OperatorCall& call, Next next, PlacedArguments found, bool has_part);
   void share_elements(OperatorCall& call, Next next, PlacedArguments& found);
   void run_found(OperatorCall& call, Next next, PlacedArguments found);
   void check_count(const OperatorCall& call, size_t index, const PlacedTensor& sum) const;

@@ -21,9 +21,6 @@ class CutActivations {
  public:
   virtual ~CutActivations() = default;
 
-  /// From now on sizes and indices that operators are given mean whole tensors: for programs that read whole_sizes() as
-  /// the sizes of a part, as Python's do.
-  virtual void speak_of_wholes() = 0;
   /// Whether `tensor` is a part, of which only all ranks together have the whole.
   virtual bool is_part(const at::Tensor& tensor) = 0;
   /// The sizes of the whole that `tensor` is a part of, -1 for unknown ones. Nothing: it is not a part, or a backward

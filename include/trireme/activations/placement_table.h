@@ -23,6 +23,14 @@ enum class Held : uint8_t {
             ///< program
 };
 
+/// The place of a copy in a tensor of the program: index `index` of dim `dim` of `of`.
+struct CopyOf {
+  at::Tensor of;
+  int64_t dim, index;
+  std::vector<int64_t> sizes = {};  ///< of the copy
+  std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> copy = {};
+};
+
 /// The facts that are known of a tensor.
 struct PlacedTensor {
   std::shared_ptr<const Placement> placement = nullptr;  ///< null: it is not cut
@@ -34,6 +42,7 @@ struct PlacedTensor {
   bool is_parameter = false;
   /// A copy of other ranks' elements in place of a view: what is written into it would be lost.
   bool is_copy = false;
+  std::shared_ptr<const CopyOf> copy_of = nullptr;  ///< but it goes back there
   /// A view of a tensor that is cut, made where no operator was seen.
   bool is_unknown = false;
   /// Not cut, but the ranks' sum over this many elements of a part, and over so many of the whole; 0: it is none.

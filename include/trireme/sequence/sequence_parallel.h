@@ -68,7 +68,7 @@ class [[nodiscard]] SequenceParallel final : public CutActivations {
   SequenceParallel& operator=(const SequenceParallel&) = delete;
 
   /// A copy of `whole`, of which operators that make activations take this rank's tokens along `dim`; where `whole`
-  /// asks for a gradient, or after speak_of_wholes(), these tokens. Local.
+  /// asks for a gradient, these tokens. Local.
   ///
   /// Throws    ShapeError: fewer than two tokens for some rank.
   at::Tensor cut(const at::Tensor& whole, int64_t dim);
@@ -77,36 +77,28 @@ class [[nodiscard]] SequenceParallel final : public CutActivations {
   /// Throws    StateError on every rank: sizes or values differ.
   SequenceInputs cut(const SequenceInputs& whole);
 
-  /// From now on sizes and indices that operators are given mean the whole sequence, not this rank's part: for programs
-  /// that read whole_sizes() as the sizes of a part, as Python's do. Operators run by their roles then. Call it before
-  /// cut().
-  ///
-  /// Throws    StateError: the pass is one over several axes.
-  void speak_of_wholes() override;
   bool is_part(const at::Tensor& tensor) override;
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) override;
   /// The whole tensor that `part` is a part of; undefined if no rank has it.
   at::Tensor whole_of(const at::Tensor& part);
   /// Whether cut() was called.
-  bool has_cut() const;
+  bool has_cut() const { return has_cut_; }
   /// To call before the backward pass of `loss`. Warns once if the program has cut no batch.
   ///
   /// Throws    StateError: the loss is of this rank's tokens alone, so gradients would be wrong.
   void check_loss(const at::Tensor& loss) override;
   /// This rank's tokens travel as they are; what is known whole, as positions are, travels whole and is cut again.
   ///
-  /// Throws    StateError: it is right at this rank's tokens alone; after speak_of_wholes() also: a mask has selected
-  ///           its tokens, or they went into other dims.
+  /// Throws    StateError: it is right at this rank's tokens alone.
   SentTensor sent(const at::Tensor& tensor) override;
   at::Tensor taken(const at::Tensor& tensor, const std::string& cut) override;
   /// Cost      an all-gather of the tokens, as many from each rank as the longest part has.
   at::Tensor whole(const at::Tensor& tensor) override;
 
-  class Impl;
-
  private:
-  const std::optional<SequenceAttention> attention_;  ///< nothing: a pass over several axes has it
-  std::unique_ptr<Impl> impl_;
+  const std::shared_ptr<AxisPass> pass_;
+  const int axis_;
+  bool has_cut_ = false, told_uncut_ = false;
 };
 
 }  // namespace trireme

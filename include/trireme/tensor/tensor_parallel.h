@@ -59,7 +59,7 @@ class [[nodiscard]] TensorParallel final : public CutActivations {
 
   /// From now on sizes and indices that operators are given mean whole tensors: for programs that read whole_sizes() as
   /// the sizes of a slice, as Python's do. Otherwise they may mean either.
-  void speak_of_wholes() override;
+  void speak_of_wholes();
   /// From now on a tensor that is cut says the whole's sizes where a program reads them, in C++ too, and in backward:
   /// it is a PartTensor. A parameter says those of its slice (PlainSlices), which a program's own function may take,
   /// too. Sizes and indices mean whole tensors.

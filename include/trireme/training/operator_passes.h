@@ -26,7 +26,6 @@ struct OperatorPasses {
   /// To call before the backward pass of `loss`. Throws StateError: gradients would be of a part of the loss.
   void check_loss(const at::Tensor& loss) const;
   /// As CutActivations has them, of whichever axis cuts `tensor`.
-  void speak_of_wholes() const;
   bool is_part(const at::Tensor& tensor) const;
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) const;
   SentTensor sent(const at::Tensor& tensor) const;

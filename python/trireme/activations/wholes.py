@@ -65,14 +65,18 @@ def storage_of(tensor):
 
 
 def _is_part(value):
+    """Whether this rank has some of its elements alone."""
+    return isinstance(value, torch.Tensor) and any(core.is_part(value) and core.whole_of(value) is None for core in list(_cores))
+
+
+def _tells_wholes(value):
+    """Whether it is a part that answers for the whole itself."""
+    return isinstance(value, torch.Tensor) and bool(_cores) and engines.EngineBase.tells_wholes(value)
+
+
+def _is_slice(value):
+    """Whether it is a part that says its own sizes, so that they are looked up."""
     return isinstance(value, torch.Tensor) and sizes_of_whole(value) is not None
-
-
-def _whole_of(tensor):
-    for core in list(_cores):
-        if (whole := core.whole_of(tensor)) is not None:
-            return whole
-    return None
 
 
 # --- sizes ---
@@ -123,7 +127,7 @@ def _broadcast(original):
     """libtorch computes the sizes of what it returns."""
     def broadcast(*tensors):
         given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
-        if not _cores or not any(map(_is_part, given)):
+        if not _cores or not any(map(_is_slice, given)):
             return original(*tensors)
         sizes = torch.broadcast_shapes(*(tensor.shape for tensor in given))
         return [tensor.expand(sizes) for tensor in given]
@@ -148,9 +152,9 @@ def _len(original):
 
 def _repr(original):
     def text(self, *args, **kwargs):
-        if not _cores or (whole := sizes_of_whole(self)) is None:
+        if not _is_part(self):
             return original(self, *args, **kwargs)
-        return f"tensor(a part of {tuple(whole)}, dtype={self.dtype})"
+        return f"tensor(a part of {tuple(self.shape)}, dtype={self.dtype})"
     return text
 
 
@@ -164,13 +168,8 @@ def _metadata(tensor):
 
 def _read_of_whole(name, original):
     def read(self, *args, **kwargs):
-        if not _cores or sizes_of_whole(self) is None:
+        if not _is_part(self):
             return original(self, *args, **kwargs)
-        if (whole := _whole_of(self)) is not None:
-            numbers = original(whole, *args, **kwargs)
-            if hasattr(numbers, "setflags"):
-                numbers.setflags(write=False)  # what is written into it would be lost
-            return numbers
         raise StateError(f"{name}: {tuple(self.shape)} is a tensor of which this rank has a part; read numbers from a total, such as sum(), or of features "
                          "and heads from engine.gather(tensor)")
     return read
@@ -178,7 +177,7 @@ def _read_of_whole(name, original):
 
 def _refused(name, reason, original):
     def refused(self, *args, **kwargs):
-        if _cores and sizes_of_whole(self) is not None:
+        if _is_part(self):
             raise StateError(f"{name}: {tuple(self.shape)} is a tensor of which this rank has a part, and {reason}")
         return original(self, *args, **kwargs)
     return refused
@@ -187,7 +186,7 @@ def _refused(name, reason, original):
 def _scripted(original):
     """TorchScript reads sizes without Python."""
     def call(self, *args, **kwargs):
-        if _cores and any(map(_is_part, (*args, *kwargs.values()))):
+        if _cores and any(map(_is_slice, (*args, *kwargs.values()))):
             graph = str(getattr(self, "inlined_graph", None) or self.graph)
             if any(reader in graph for reader in ("aten::size(", "aten::numel(", "aten::len(", "aten::stride(", "aten::sym_size")):
                 raise StateError(f"{getattr(self, 'name', 'a function')} of TorchScript reads sizes of a tensor of which this rank has a part, which are "
@@ -195,6 +194,14 @@ def _scripted(original):
                                  "call the Python function that it was made of")
         return original(self, *args, **kwargs)
     return call
+
+
+def _retained(original):
+    def retain_grad(self):
+        if _tells_wholes(self):
+            return original(self)
+        return _refused("retain_grad", _OWN_ELEMENTS, original)(self)
+    return retain_grad
 
 
 def _hooked(original):
@@ -205,6 +212,43 @@ def _hooked(original):
                              "elements alone; hook a module around it, whose inputs and outputs are whole")
         return original(self, args)
     return hooked
+
+
+_OWN_ELEMENTS = ("so is its gradient, which has this rank's elements alone and sizes of its own: "
+                 "use trireme.utils.safe_get_full_grad() of parameters, torch.autograd.grad() of activations")
+
+
+def _run_by_parts(original):
+    """A pass that begins at parts, or gives gradients of them, goes through the engine that knows of parts."""
+    def run(outputs, grad_outputs, keep_graph, create_graph, inputs, allow_unreachable=False, accumulate_grad=False):
+        if not _cores or not (create_graph or any(map(_tells_wholes, (*outputs, *inputs)))):
+            return original(outputs, grad_outputs, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad)
+        return engines.EngineBase.run_backward(list(outputs), list(grad_outputs), keep_graph, create_graph, list(inputs), allow_unreachable, accumulate_grad)
+    return run
+
+
+class _Hook:
+    """Takes away a hook of a part."""
+    def __init__(self, part, place):
+        self._part, self._place = part, place
+
+    def remove(self):
+        engines.EngineBase.remove_hook(self._part, self._place)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.remove()
+
+
+def _register_hook(original):
+    """A hook of a part gets parts, where torch's would get this rank's elements."""
+    def register_hook(self, hook):
+        if _tells_wholes(self):
+            return _Hook(self, engines.EngineBase.register_hook(self, hook))
+        return _refused("register_hook", _OWN_ELEMENTS, original)(self, hook)
+    return register_hook
 
 
 def _differentiated(original):
@@ -232,7 +276,7 @@ def _applied(original):
     def apply(cls, *args, **kwargs):
         results = original.__get__(None, cls)(*args, **kwargs)
         if _cores and torch.is_grad_enabled() and cls.__module__.partition(".")[0] not in ("torch", "trireme"):
-            parts = list(filter(_is_part, args))
+            parts = list(filter(_is_slice, args))
             if not _works_by_element(cls) and any(core.is_slice(part) for part in parts for core in list(_cores)):
                 raise StateError(f"{cls.__qualname__}.apply: its argument {tuple(parts[0].shape)} is a tensor of which this rank has a slice, and so is the "
                                  "gradient that its backward() gets, in which norms, sums and sizes are this rank's; write it by torch's operators, leave "
@@ -261,7 +305,7 @@ def _getitem(original):
 
 def _setitem(original):
     def setitem(self, index, value):
-        if not _cores or not (_is_part(self) or _is_part(value)):
+        if not _cores or not (_is_slice(self) or _is_slice(value)):
             return original(self, index, value)
         view, indices = _taken(self, index)
         if not isinstance(value, torch.Tensor):
@@ -366,9 +410,10 @@ PATCHES = Patches(__name__, "an engine is made that cuts samples or layers (sequ
                "copy a batch before it is cut, and save a model by the engine", "refuses to copy a part"),
     *_refusals(("untyped_storage", "storage", "_typed_storage", "storage_offset"), "a storage has this rank's elements alone; read sizes from shape or nbytes",
                "refuses the storage of a part"),
-    *_refusals(("register_hook", "retain_grad", "register_post_accumulate_grad_hook"),
-               "so is its gradient, which has this rank's elements alone and sizes of its own: "
-               "use trireme.utils.safe_get_full_grad() of parameters, torch.autograd.grad() of activations", "refuses the gradient of a part"),
+    *_rows(["Tensor.register_hook"], _register_hook, "a hook of a part gets parts"),
+    *_rows(["Tensor.retain_grad"], _retained, "refuses the gradient of a slice"),
+    *_refusals(("register_post_accumulate_grad_hook",), _OWN_ELEMENTS, "refuses the gradient of a part"),
+    *_rows(["_engine_run_backward"], _run_by_parts, "a pass that begins at parts or gives gradients of them knows of parts", "torch.autograd"),
     *_rows(["BackwardHook.setup_input_hook", "BackwardHook.setup_output_hook"], _hooked, "refuses backward hooks of modules that compute on a part",
            "torch.utils.hooks"),
     *_rows(["ScriptFunction.__call__", "ScriptMethod.__call__"], _scripted, "refuses functions of TorchScript that read sizes of a part", "torch._C"),
