@@ -6,8 +6,12 @@
 #include <string>
 #include <string_view>
 
+#include "trireme/operators/row.h"
+
 namespace trireme {
 namespace {
+
+constexpr std::string_view kNamespace = "aten::";
 
 struct RuleOfNames {
   OperatorRule rule;
@@ -88,6 +92,10 @@ constexpr RuleOfNames kRows[] = {
     {{OperatorRole::kRead}, "item is_same_size _local_scalar_dense is_nonzero equal allclose"},
 };
 
+/// Results whose sizes depend on values, beside what libtorch tags and what roles say; "where.": the default overload.
+constexpr std::array<std::string_view, 5> kSizedByValues = {"nonzero_numpy", "combinations", "ctc_loss",
+                                                            "repeat_interleave", "where."};
+
 /// Without a row: what is not cheap.
 constexpr std::array<std::string_view, 18> kCostly = {
     "addbmm", "addmv", "bilinear", "cdist",      "chain_matmul", "dot",      "einsum", "gru",       "inner",
@@ -142,10 +150,24 @@ const OperatorRule* rule_of(const c10::OperatorHandle& op) {
   return name.ends_with("_backward") ? nullptr : &kPointwise;
 }
 
+ResultSizes result_sizes_of(const c10::OperatorHandle& op) {
+  const OperatorRule* const rule = rule_of(op);
+  const auto has_role = [&](OperatorRole role) { return rule != nullptr && rule->role == role; };
+  if (has_role(OperatorRole::kIndex)) return ResultSizes::kByMasks;
+  const std::string &name = op.schema().name(), full = name + "." + op.schema().overload_name();
+  const bool is_named = std::ranges::any_of(kSizedByValues, [&](std::string_view one) {
+    return name.starts_with(kNamespace) &&
+           (name.substr(kNamespace.size()) == one || full.substr(kNamespace.size()) == one);
+  });
+  const bool is_by_values = is_named || op.hasTag(at::Tag::dynamic_output_shape) || has_role(OperatorRole::kSet) ||
+                            has_role(OperatorRole::kNonzero) || has_role(OperatorRole::kMaskedSelect);
+  return is_by_values ? ResultSizes::kByValues : ResultSizes::kBySizes;
+}
+
 OperatorCost cost_of(const c10::OperatorHandle& op) {
   if (const OperatorRule* const rule = rule_of(op)) switch (rule->role) {
-      case OperatorRole::kProduct:
-        return OperatorCost::kProduct;
+      case OperatorRole::kProduct:  // those with dtypes of their own have no row, and no known multiply-adds
+        return row_of(op) != nullptr ? OperatorCost::kProduct : OperatorCost::kCostly;
       case OperatorRole::kConvolution:
       case OperatorRole::kAttention:
       case OperatorRole::kPut:
@@ -156,7 +178,6 @@ OperatorCost cost_of(const c10::OperatorHandle& op) {
         return OperatorCost::kCheap;
     }
   std::string_view name = op.schema().name();
-  constexpr std::string_view kNamespace = "aten::";
   if (!name.starts_with(kNamespace)) return OperatorCost::kCostly;
   name.remove_prefix(kNamespace.size());
   if (std::find(kCostly.begin(), kCostly.end(), name) != kCostly.end()) return OperatorCost::kCostly;

@@ -62,6 +62,14 @@ enum class OperatorCost : uint8_t {
 /// row.
 const OperatorRule* rule_of(const c10::OperatorHandle& op);
 
+/// What the sizes of an operator's results follow from.
+enum class ResultSizes : uint8_t {
+  kBySizes,   ///< sizes and plain arguments
+  kByValues,  ///< also the values of its arguments
+  kByMasks,   ///< also those of masks among its indices
+};
+ResultSizes result_sizes_of(const c10::OperatorHandle& op);
+
 /// The cost of an operator, by its row, or by its name if it has none.
 OperatorCost cost_of(const c10::OperatorHandle& op);
 
