@@ -41,7 +41,7 @@ constexpr RowOfNames kTable[] = {
      "exponential cauchy log_normal geometric normal_ bernoulli_ bernoulli.p"},
     {{rows::of_first, nullptr, "each"}, "type_as"},
     {{rows::of_first, nullptr, "each", false, Elements::kSame}, "to.other"},
-    {{rows::channel_wise, nullptr, "each"}, "prelu"},
+    {{rows::channel_wise, nullptr, "features"}, "prelu"},
     {{rows::find, nullptr, "find"}, "isin bucketize searchsorted"},
     {{rows::loss_of_each, nullptr, "losses"},
      "mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits "

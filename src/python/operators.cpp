@@ -3,36 +3,16 @@
 #include "trireme/operators/row.h"
 
 namespace trireme::python {
-namespace {
-
-/// None: the result is no number, or no join of parts' numbers.
-std::optional<std::string> reduction_of(const OperatorMeaning& meaning) {
-  switch (meaning.reduction.value_or(FactorKind::kWhole)) {
-    case FactorKind::kSum:
-      return "sum";
-    case FactorKind::kMean:
-      return "mean";
-    case FactorKind::kMaximum:
-      return "max";
-    case FactorKind::kMinimum:
-      return "min";
-    case FactorKind::kAny:
-      return "any";
-    case FactorKind::kAll:
-      return "all";
-    default:
-      return std::nullopt;
-  }
-}
-
-}  // namespace
-
 void bind_operators(py::module_& module) {
   py::class_<OperatorMeaning>(module, "OperatorMeaning")
       .def_readonly("is_each", &OperatorMeaning::is_each)
       .def_readonly("is_alias", &OperatorMeaning::is_alias)
       .def_readonly("reads_first", &OperatorMeaning::reads_first)
-      .def_property_readonly("reduction", &reduction_of);
+      .def_property_readonly("reduction", [](const OperatorMeaning& meaning) {
+        constexpr const char* kNames[] = {"each", "whole", "places",  "sum", "mean",
+                                          "max",  "min",   "product", "any", "all"};  // of FactorKind
+        return meaning.reduction ? kNames[static_cast<size_t>(*meaning.reduction)] : nullptr;
+      });
   module.def(
       "operator_meaning",
       [](const std::string& name, const std::string& overload) {

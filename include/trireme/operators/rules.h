@@ -58,8 +58,8 @@ enum class OperatorCost : uint8_t {
 };
 
 /// The row of an operator; null if it has none. Rows are by name ("aten::max") or by overload ("aten::max.dim").
-/// Operators that libtorch tags as pointwise are kEach without a row of their own. Overloads that write `out=` have no
-/// row.
+/// Those whose row of factors (row.h) is element by element are kEach without one of their own. Overloads that write
+/// `out=` have no row.
 const OperatorRule* rule_of(const c10::OperatorHandle& op);
 
 /// What the sizes of an operator's results follow from.

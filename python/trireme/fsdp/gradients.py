@@ -112,7 +112,7 @@ class Gradient(Placed, torch.Tensor):
         if packet in _NORMS and _is_whole_norm(args):
             return totals.norm([self], 2.0 if len(args) < 2 else float(args[1])).as_subclass(Whole)
         is_of_all = _is_of_all(args, kwargs)
-        if meaning(func).reduction is not None and is_of_all:
+        if meaning(func).reduction in _JOINS and is_of_all:
             compute, join = _JOINS[meaning(func).reduction]
             total = totals.reduce(compute(packet, self.own), join)
             return (total / self.numel() if meaning(func).reduction == "mean" else total).as_subclass(Whole)
@@ -177,7 +177,7 @@ class PartGradient(Gradient):
         packet = func.overloadpacket
         if packet in _NORMS and _is_whole_norm(args):
             return torch.linalg.vector_norm(self.own, *args[1:2])
-        if (meaning(func).reduction is not None or packet in _SPREADS) and _is_of_all(args, kwargs):
+        if (meaning(func).reduction in _JOINS or packet in _SPREADS) and _is_of_all(args, kwargs):
             return packet(self.own, **{name: value for name, value in kwargs.items() if name != "keepdim"})
         return super().of_all(func, args, kwargs)
 
