@@ -351,7 +351,7 @@ class PartitionCall:
 def register_partition_rule(op: str, rule: Callable[[PartitionCall], tuple[dict[int, int], Sequence[int | str]] | None]) -> None: ...
 
 class OperatorMeaning:
-    """What an operator does to tensors of one shape, no dim of which it names; see row.h."""
+    """The meaning of an operator for tensors of one shape, no dim of which it names; see row.h."""
 
     is_each: bool
     is_alias: bool

@@ -1,4 +1,4 @@
-"""What operators mean: answers of the library's one table (src/operators), of torch's schemas and tags."""
+"""The meaning of operators: answers of the library's one table (src/operators), of torch's schemas and tags."""
 import functools
 
 import torch

@@ -1,4 +1,4 @@
-// What an operator does to tensors of one shape, whatever that is: read off the row of such a call.
+// The meaning of an operator for tensors of one shape, whatever that is: read off the row of such a call.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 

@@ -1,4 +1,4 @@
-// What libtorch's operators mean, from the table.
+// The meaning of libtorch's operators, from the table.
 #include "python/bindings.h"
 #include "trireme/operators/row.h"
 

@@ -271,7 +271,7 @@ class TiledComputation::Impl final : public Pass {
     return true;
   }
 
-  /// What draws gives its argument itself where nothing is dropped.
+  /// An operator that draws gives its argument itself where nothing is dropped.
   static bool drop_nothing(OperatorCall& call) {
     const RowCall plain(call.op, call.arguments());
     const c10::IValue &share = plain.value("p"), &drops = plain.value("train");

@@ -1,4 +1,4 @@
-// What operators do to tensors of one shape, read off their rows.
+// The meaning of operators for tensors of one shape, read off their rows.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>

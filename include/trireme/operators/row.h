@@ -199,7 +199,7 @@ class OperatorRows {
   std::unordered_map<c10::OperatorHandle, const OperatorRow*> known_;
 };
 
-/// What an operator does to tensors of one shape, no dim of which it names.
+/// The meaning of an operator for tensors of one shape, no dim of which it names.
 struct OperatorMeaning {
   bool is_each = false;     ///< an element of the result depends on the same elements of the arguments alone
   bool is_alias = false;    ///< the result is the first argument in another tensor

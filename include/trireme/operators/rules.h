@@ -62,7 +62,7 @@ enum class OperatorCost : uint8_t {
 /// `out=` have no row.
 const OperatorRule* rule_of(const c10::OperatorHandle& op);
 
-/// What the sizes of an operator's results follow from.
+/// The origin of the sizes of an operator's results.
 enum class ResultSizes : uint8_t {
   kBySizes,   ///< sizes and plain arguments
   kByValues,  ///< also the values of its arguments
