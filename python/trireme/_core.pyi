@@ -350,6 +350,16 @@ class PartitionCall:
 
 def register_partition_rule(op: str, rule: Callable[[PartitionCall], tuple[dict[int, int], Sequence[int | str]] | None]) -> None: ...
 
+class OperatorMeaning:
+    """The meaning of an operator for tensors of one shape, no dim of which it names; see row.h."""
+
+    is_each: bool
+    is_alias: bool
+    reads_first: bool
+    reduction: str | None
+def operator_meaning(name: str, overload: str) -> OperatorMeaning:
+    """By the table of operators. `name`: "aten::add"."""
+
 # --- zero.Init, and single parameters ---------------------------------------------------------------------------------
 
 class Engine(EngineBase):

@@ -35,6 +35,12 @@ std::vector<int64_t> Row::sizes_of(const TensorFactors& tensor) const {
   return sizes;
 }
 
+double Row::multiply_adds() const {
+  double made = 1;
+  for (const Factor& factor : factors) made *= static_cast<double>(factor.size);
+  return made;
+}
+
 const std::vector<Piece>* Row::pieces_of(uint8_t factor) const {
   for (const PiecedFactor& one : pieces)
     if (one.factor == factor) return &one.pieces;

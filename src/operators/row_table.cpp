@@ -21,32 +21,33 @@ struct RowOfNames {
 constexpr RowOfNames kTable[] = {
     {{rows::each, nullptr, "each"},
      // With the pointwise tag in some overloads only, or in none.
-     "add sub subtract mul multiply div divide true_divide floor_divide rsub eq ne gt ge lt le greater greater_equal "
-     "less "
-     "less_equal not_equal __and__ __or__ __xor__ __iand__ __ior__ __ixor__ __lshift__ __rshift__ __ilshift__ "
-     "__irshift__ "
-     "logical_and logical_or logical_not logical_xor absolute abs negative arccos arcsin arctan arctanh arccosh "
-     "arcsinh "
-     "arctan2 fix leaky_relu elu gelu mish hardswish hardsigmoid hardtanh threshold log_sigmoid log_sigmoid_forward "
-     "_prelu_kernel rrelu relu6 selu celu copysign heaviside lcm gcd xlogy fill zero masked_fill where.self "
-     "where.ScalarSelf where.ScalarOther where.Scalar dropout native_dropout alpha_dropout bernoulli "
-     "normal.Tensor_Tensor "
-     "normal_ uniform random exponential complex polar isclose isreal max.other min.other maximum minimum "
-     "conj_physical "
-     "real imag positive lerp copy square nan_to_num clone contiguous pin_memory resolve_conj resolve_neg detach alias "
-     "lift_fresh conj _conj _neg_view _cast_Byte _cast_Char _cast_Double _cast_Float _cast_Half _cast_Int _cast_Long "
-     "_cast_Short _autocast_to_full_precision _autocast_to_reduced_precision _to_copy to empty_like zeros_like "
-     "ones_like "
-     "full_like rand_like randn_like randint_like silu softplus addcmul addcdiv clamp clip clamp_min clamp_max "
-     "where.self"},
-    {{rows::of_first, nullptr, "each"}, "to.other type_as"},
-    {{rows::channel_wise, nullptr, "each"}, "prelu"},
+     "add sub subtract mul multiply div divide true_divide floor_divide rsub eq ne gt ge lt le greater "
+     "greater_equal less less_equal not_equal __and__ __or__ __xor__ __iand__ __ior__ __ixor__ __lshift__ "
+     "__rshift__ __ilshift__ __irshift__ logical_and logical_or logical_not logical_xor absolute abs negative "
+     "arccos arcsin arctan arctanh arccosh arcsinh arctan2 fix leaky_relu elu gelu mish hardswish hardsigmoid "
+     "hardtanh threshold log_sigmoid log_sigmoid_forward _prelu_kernel rrelu relu6 selu celu copysign heaviside "
+     "lcm gcd xlogy masked_fill where.self where.ScalarSelf where.ScalarOther where.Scalar dropout "
+     "native_dropout alpha_dropout bernoulli normal.Tensor_Tensor complex polar isclose isreal max.other "
+     "min.other maximum minimum conj_physical real imag positive lerp square nan_to_num resolve_conj "
+     "resolve_neg conj _conj _neg_view _cast_Byte _cast_Char _cast_Double _cast_Float "
+     "_cast_Half _cast_Int _cast_Long _cast_Short _to_copy silu softplus addcmul addcdiv clamp clip clamp_min "
+     "clamp_max"},
+    {{rows::each, nullptr, "each", false, Elements::kAlias}, "detach alias lift_fresh"},
+    {{rows::each, nullptr, "each", false, Elements::kSame},
+     "contiguous to _autocast_to_full_precision _autocast_to_reduced_precision"},
+    {{rows::each, nullptr, "each", false, Elements::kCopied}, "clone pin_memory"},
+    {{rows::each, nullptr, "each", false, Elements::kFresh},
+     "empty_like zeros_like ones_like full_like rand_like randn_like randint_like zero fill copy uniform random "
+     "exponential cauchy log_normal geometric normal_ bernoulli_ bernoulli.p"},
+    {{rows::of_first, nullptr, "each"}, "type_as"},
+    {{rows::of_first, nullptr, "each", false, Elements::kSame}, "to.other"},
+    {{rows::channel_wise, nullptr, "features"}, "prelu"},
     {{rows::find, nullptr, "find"}, "isin bucketize searchsorted"},
     {{rows::loss_of_each, nullptr, "losses"},
      "mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits "
      "soft_margin_loss poisson_nll_loss"},
-    {{rows::view, rows::localise_view, "views"},
-     "view. view_as reshape reshape_as _unsafe_view flatten.using_ints ravel unflatten.int"},
+    {{rows::view, rows::localise_view, "views"}, "view. view_as _unsafe_view unflatten.int"},
+    {{rows::view, rows::localise_view, "views", false, Elements::kSame}, "reshape reshape_as flatten.using_ints ravel"},
     {{rows::moved, nullptr, "views"},
      "permute transpose.int transpose_ t numpy_T mT mH adjoint matrix_H swapaxes swapdims movedim moveaxis"},
     {{rows::squeezed, rows::localise_squeezed, "views"}, "squeeze unsqueeze atleast_1d. atleast_2d. atleast_3d."},

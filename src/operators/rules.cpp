@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "trireme/operators/row.h"
+
 namespace trireme {
 namespace {
 
@@ -20,21 +22,7 @@ constexpr RuleOfNames kRows[] = {
      "is_conj is_neg is_inference is_pinned is_set_to result_type can_cast promote_types size stride "
      "sym_size sym_stride sym_numel sym_storage_offset sym_is_contiguous record_stream set_data is_distributed "
      "_has_compatible_shallow_copy_type _is_zerotensor _debug_has_internal_overlap _assert_tensor_metadata"},
-    {{OperatorRole::kEach},
-     // With the pointwise tag in some overloads only, or in none.
-     "add add_ sub sub_ subtract subtract_ mul mul_ multiply multiply_ div div_ divide divide_ true_divide "
-     "true_divide_ "
-     "floor_divide floor_divide_ rsub eq eq_ ne ne_ gt gt_ ge ge_ lt lt_ le le_ equal_ greater greater_ greater_equal "
-     "greater_equal_ less less_ less_equal less_equal_ not_equal not_equal_ __and__ __or__ __xor__ __iand__ __ior__ "
-     "__ixor__ __lshift__ __rshift__ __ilshift__ __irshift__ logical_and logical_or logical_not logical_xor absolute "
-     "absolute_ abs_ negative negative_ arccos arcsin arctan arctanh arccosh arcsinh arctan2 fix fix_ leaky_relu "
-     "leaky_relu_ elu_ gelu_ mish_ hardswish hardswish_ hardsigmoid_ hardtanh hardtanh_ threshold_ log_sigmoid "
-     "log_sigmoid_forward _prelu_kernel rrelu relu6_ selu_ celu_ copysign_ heaviside_ lcm_ gcd_ xlogy xlogy_ "
-     "fill fill_ zero_ masked_fill masked_fill_ where.self where.ScalarSelf where.ScalarOther where.Scalar "
-     "dropout dropout_ native_dropout alpha_dropout_ bernoulli.p bernoulli bernoulli_ normal_ uniform_ random_ "
-     "exponential_ empty_like zeros_like ones_like full_like rand_like randn_like randint_like complex polar isclose "
-     "isreal max.other min.other maximum minimum conj_physical real imag positive lerp lerp_ "
-     "copy_ square square_ nan_to_num nan_to_num_"},
+    {{OperatorRole::kEach}, "max.other min.other"},
     {{OperatorRole::kFind}, "isin bucketize searchsorted"},
     {{OperatorRole::kCopy},
      "clone contiguous to _to_copy type_as _cast_Byte _cast_Char _cast_Double _cast_Float _cast_Half _cast_Int "
@@ -88,6 +76,10 @@ constexpr RuleOfNames kRows[] = {
     {{OperatorRole::kRead}, "item is_same_size _local_scalar_dense is_nonzero equal allclose"},
 };
 
+/// Results whose sizes depend on values, beside what libtorch tags and what roles say; "where.": the default overload.
+constexpr std::array<std::string_view, 5> kSizedByValues = {
+    "aten::nonzero_numpy", "aten::combinations", "aten::ctc_loss", "aten::repeat_interleave", "aten::where."};
+
 /// Without a row: what is not cheap.
 constexpr std::array<std::string_view, 18> kCostly = {
     "addbmm", "addmv", "bilinear", "cdist",      "chain_matmul", "dot",      "einsum", "gru",       "inner",
@@ -131,21 +123,33 @@ bool writes_out(const c10::FunctionSchema& schema) {
 }  // namespace
 
 const OperatorRule* rule_of(const c10::OperatorHandle& op) {
-  static constexpr OperatorRule kPointwise{OperatorRole::kEach};
+  static constexpr OperatorRule kEach{OperatorRole::kEach};
   const c10::FunctionSchema& schema = op.schema();
   if (writes_out(schema)) return nullptr;
   const std::string& name = schema.name();
   const Table& rows = table();
   if (const auto found = rows.find(name + "." + schema.overload_name()); found != rows.end()) return found->second;
   if (const auto found = rows.find(name); found != rows.end()) return found->second;
-  if (!name.starts_with("aten::") || !op.hasTag(at::Tag::pointwise)) return nullptr;
-  return name.ends_with("_backward") ? nullptr : &kPointwise;
+  const OperatorRow* const row = row_of(op);
+  return row != nullptr && row->is_each() ? &kEach : nullptr;
+}
+
+ResultSizes result_sizes_of(const c10::OperatorHandle& op) {
+  const OperatorRule* const rule = rule_of(op);
+  const OperatorRole role = rule != nullptr ? rule->role : OperatorRole::kNone;
+  if (role == OperatorRole::kIndex) return ResultSizes::kByMasks;
+  const std::string &name = op.schema().name(), overload = name + "." + op.schema().overload_name();
+  const bool is_named =
+      std::ranges::count(kSizedByValues, name) > 0 || std::ranges::count(kSizedByValues, overload) > 0;
+  const bool is_by_values = is_named || op.hasTag(at::Tag::dynamic_output_shape) || role == OperatorRole::kSet ||
+                            role == OperatorRole::kNonzero || role == OperatorRole::kMaskedSelect;
+  return is_by_values ? ResultSizes::kByValues : ResultSizes::kBySizes;
 }
 
 OperatorCost cost_of(const c10::OperatorHandle& op) {
   if (const OperatorRule* const rule = rule_of(op)) switch (rule->role) {
-      case OperatorRole::kProduct:
-        return OperatorCost::kProduct;
+      case OperatorRole::kProduct:  // those with dtypes of their own have no row, and no known multiply-adds
+        return row_of(op) != nullptr ? OperatorCost::kProduct : OperatorCost::kCostly;
       case OperatorRole::kConvolution:
       case OperatorRole::kAttention:
       case OperatorRole::kPut:

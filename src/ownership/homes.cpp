@@ -1,7 +1,6 @@
 #include "ownership/homes.h"
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 
 #include "ownership/shadow.h"
@@ -11,10 +10,6 @@
 
 namespace trireme::ownership {
 namespace {
-
-// Operators whose results' sizes depend on values, and which neither libtorch's tags nor the table of rules show.
-constexpr std::array<std::string_view, 4> kDynamic{"aten::nonzero_numpy", "aten::combinations", "aten::ctc_loss",
-                                                   "aten::repeat_interleave"};
 
 uint64_t hash_of(std::string_view name) {
   uint64_t hash = 0;
@@ -43,6 +38,14 @@ int viewed_argument(const c10::FunctionSchema& schema) {
   return -1;
 }
 
+/// The tensor behind a view's that is not there for its sizes alone (narrow, tensor_split), in which its range is as
+/// values; -1: none.
+int range_of_view(const c10::FunctionSchema& schema, int viewed) {
+  for (size_t i = viewed < 0 ? schema.arguments().size() : viewed + 1; i < schema.arguments().size(); ++i)
+    if (is_tensor_type(schema.arguments()[i]) && schema.arguments()[i].name() != "other") return static_cast<int>(i);
+  return -1;
+}
+
 bool is_last_born(const Home& home, const Home& other) {
   return home.born != other.born ? home.born > other.born : home.stage > other.stage;
 }
@@ -64,18 +67,13 @@ OperatorFacts facts_of(const OperatorCall& call) {
   }
   facts.gives_values = !schema.returns().empty() && std::ranges::none_of(schema.returns(), is_tensor_type);
   facts.view_of = viewed_argument(schema);
-  if (facts.name == "aten::narrow.Tensor") facts.range_from = 2;
-  if (facts.name == "aten::tensor_split.tensor_indices_or_sections") facts.range_from = 1;
-  facts.tells_each = call.op.hasTag(at::Tag::dynamic_output_shape) || std::ranges::count(kDynamic, schema.name()) > 0 ||
-                     (schema.name() == "aten::where" && schema.overload_name().empty());
+  facts.range_from = range_of_view(schema, facts.view_of);
+  facts.tells_each = result_sizes_of(call.op) == ResultSizes::kByValues;
+  facts.tells_by_index = result_sizes_of(call.op) == ResultSizes::kByMasks;
   if (const OperatorRule* const rule = rule_of(call.op)) {
     facts.is_each = rule->role == OperatorRole::kEach;
     facts.reads_nothing = rule->role == OperatorRole::kNone;
-    facts.tells_by_index = rule->role == OperatorRole::kIndex;
-    facts.tells_each = facts.tells_each || rule->role == OperatorRole::kSet || rule->role == OperatorRole::kNonzero ||
-                       rule->role == OperatorRole::kMaskedSelect;
   }
-  if (facts.tells_by_index) facts.tells_each = false;  // the tag stands for masks among the indices
   return facts;
 }
 
@@ -190,7 +188,8 @@ std::optional<Home> home_of(const OperatorFacts& facts, const HomedArguments& ar
                         one.home.stage, " in one call; write them by a call each"));
       if (written == nullptr) written = &one;
     }
-    if (facts.range_from >= 0 && one.argument >= static_cast<size_t>(facts.range_from))
+    if (facts.range_from >= 0 && one.argument >= static_cast<size_t>(facts.range_from) &&
+        at::isIntegralType(one.tensor->scalar_type(), /*includeBool=*/false))
       throw Error(ErrorCode::kUnsupported, str("smp: ", facts.name, " cuts a view by the values of a tensor of stage ",
                                                one.home.stage, "; read them by tolist() or item() first"));
     if (static_cast<int>(one.argument) == facts.view_of && viewed == nullptr) viewed = &one;

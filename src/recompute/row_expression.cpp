@@ -1,5 +1,7 @@
 #include "recompute/row_expression.h"
 
+#include <ATen/ops/narrow_ops.h>
+
 #include <algorithm>
 
 namespace trireme::detail {
@@ -30,7 +32,8 @@ Rows RowExpression::of(const OperatorCall& call, Holes holes) {
 }
 
 Rows RowExpression::columns(const Rows& rows, int64_t begin, int64_t width) {
-  static const c10::OperatorHandle narrow = c10::Dispatcher::singleton().findSchemaOrThrow("aten::narrow", "");
+  static const c10::OperatorHandle narrow =
+      c10::Dispatcher::singleton().findSchemaOrThrow(at::_ops::narrow::name, at::_ops::narrow::overload_name);
   auto expression = std::make_shared<RowExpression>();
   expression->op_ = narrow;
   expression->arguments_ = {c10::IValue(), int64_t{-1}, begin, width};

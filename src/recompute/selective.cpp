@@ -12,6 +12,7 @@
 #include "recompute/save_hooks.h"
 #include "trireme/intercept.h"
 #include "trireme/intercept/storage_table.h"
+#include "trireme/operators/row.h"
 #include "trireme/operators/rules.h"
 
 namespace trireme {
@@ -64,11 +65,10 @@ struct Running {
   bool is_open = false;            // its parts are looked at instead
   std::shared_ptr<Recipe> recipe;  // null: it is not to run again
   std::vector<const c10::StorageImpl*> inputs;
-  std::string_view name;
   OperatorCost cost = OperatorCost::kCostly;
-  int64_t factor_numel = 0;
-  double row_length = 0;
-  size_t saved = 0;  // tensors so far
+  double multiply_adds = 0;  // of a product
+  bool is_larger = true;     // a result, than the left factor
+  size_t saved = 0;          // tensors so far
 };
 
 /// Lets `running` point at an operator while it lives.
@@ -127,7 +127,6 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
     Running running;
     running.is_own = is_own(call);
     if (!running.is_own) return running;
-    running.name = call.op.schema().name();
     running.cost = cost_here(call.op);
     const bool is_pure = !call.traits.random && call.traits.written == 0;
     // Only the needed parts of it run again then: a norm's last steps, not its reduction.
@@ -137,9 +136,10 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
       if (const auto* storage = storage_of(tensor)) running.inputs.push_back(storage);
     });
     if (running.cost == OperatorCost::kProduct) {
-      const at::Tensor& factor = call.arguments()[left_factor_index(call.op)].toTensor();
-      running.factor_numel = factor.numel();
-      running.row_length = factor.dim() == 0 ? 0 : static_cast<double>(factor.size(-1));
+      const Row row = rows_(call.op)->row(RowCall(call.op, call.arguments()));
+      const at::Tensor& left = call.arguments()[left_factor_index(call.op)].toTensor();
+      running.multiply_adds = row.multiply_adds();
+      running.is_larger = c10::multiply_integers(row.sizes_of(row.results[0])) > left.numel();
     }
     const bool may_run_again =
         running.cost == OperatorCost::kCheap || (running.cost == OperatorCost::kProduct && policy_.extra_compute > 0);
@@ -156,11 +156,9 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
       });
     const auto results = call.results();
     if (running.cost == OperatorCost::kProduct && results[0].isTensor()) {
-      const at::Tensor& product = results[0].toTensor();
-      const double multiply_adds = static_cast<double>(product.numel()) * running.row_length;
-      if (product.requires_grad()) forward_multiply_adds_ += multiply_adds;
-      if (product.numel() <= running.factor_numel) return;
-      if (running.recipe) running.recipe->multiply_adds = multiply_adds;
+      if (results[0].toTensor().requires_grad()) forward_multiply_adds_ += running.multiply_adds;
+      if (!running.is_larger) return;
+      if (running.recipe) running.recipe->multiply_adds = running.multiply_adds;
     }
     if (running.recipe) learn(running, results);
   }
@@ -178,9 +176,8 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
 
   OperatorCost cost_here(const c10::OperatorHandle& op) {
     if (const auto found = costs_.find(op); found != costs_.end()) return found->second;
-    const std::string& name = op.schema().name();
-    const bool is_kept = std::any_of(policy_.keep.begin(), policy_.keep.end(),
-                                     [&](const std::string& kept) { return name == "aten::" + kept; });
+    const std::string_view name = op.schema().name();
+    const bool is_kept = std::ranges::count(policy_.keep, name.substr(name.find("::") + 2)) > 0;
     return costs_.emplace(op, is_kept ? OperatorCost::kCostly : cost_of(op)).first->second;
   }
 
@@ -345,6 +342,7 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
   StorageTable<std::monostate> own_;  // results of the model's operators
   std::vector<std::weak_ptr<Recipe>> recipes_;
   std::unordered_map<c10::OperatorHandle, OperatorCost> costs_;
+  OperatorRows rows_;
   size_t sweep_recipes_at_ = 64;
   Running* running_ = nullptr;  // of this thread's forward
   double forward_multiply_adds_ = 0;

@@ -6,9 +6,10 @@
 #include <utility>
 
 #include "recompute/deferred.h"
-#include "recompute/tile_roles.h"
 #include "recompute/tiled_loss.h"
 #include "trireme/intercept.h"
+#include "trireme/operators/row.h"
+#include "trireme/operators/rules.h"
 #include "trireme/recompute/tiled.h"
 
 namespace trireme {
@@ -19,7 +20,6 @@ using detail::deferred_rows;
 using detail::DeferredRows;
 using detail::RowExpression;
 using detail::Rows;
-using detail::TileRole;
 
 void give(OperatorCall& call, at::Tensor result) {
   torch::jit::drop(call.stack, call.traits.arguments);
@@ -37,6 +37,59 @@ bool is_leaf_weight(const at::Tensor& tensor) {
 }
 
 bool is_deferred(const at::Tensor& tensor) { return Deferred::of(tensor) != nullptr; }
+
+bool gives_views(const c10::FunctionSchema& schema) {
+  if (schema.returns().size() != 1 || schema.arguments().empty()) return false;
+  const c10::AliasInfo* const result = schema.returns()[0].alias_info();
+  const c10::AliasInfo* const argument = schema.arguments()[0].alias_info();
+  return result != nullptr && argument != nullptr && !result->isWrite() && !argument->isWrite();
+}
+
+/// The part that an operator can have in tiles, by the tables: none where it writes.
+struct TilePart {
+  const OperatorRow* row = nullptr;  ///< null: it has none
+  bool is_product = false, is_loss = false, is_table = false, is_view = false;
+  bool may_be_by_element = false, may_be_copy = false;  ///< may_be_copy: a view where that is possible
+
+  explicit TilePart(const OperatorCall& call) {
+    if (call.traits.written != 0) return;
+    row = row_of(call.op);
+    const OperatorRule* const rule = rule_of(call.op);
+    is_loss = rule != nullptr && rule->role == OperatorRole::kClassLoss;
+    const Elements elements = row == nullptr ? Elements::kComputed : row->elements;
+    is_view = (elements == Elements::kComputed || elements == Elements::kAlias) && gives_views(call.op.schema());
+    if (row == nullptr) return;
+    is_product = rule != nullptr && rule->role == OperatorRole::kProduct;
+    is_table = rule != nullptr && rule->role == OperatorRole::kLookup && row->makes_activations;
+    may_be_by_element = row->is_each() && (elements == Elements::kComputed || elements == Elements::kSame);
+    may_be_copy = !row->is_each() && elements == Elements::kSame;
+  }
+};
+
+/// (width, K), in whichever order the weight of a product has them.
+std::pair<int64_t, int64_t> shape_of_weight(const OperatorRow& operators, const OperatorCall& call, size_t weight) {
+  const Row row = operators.row(RowCall(call.op, call.arguments()));
+  const at::IntArrayRef sizes = call.arguments()[weight].toTensor().sizes();
+  return row.arguments[weight][0] == row.results[0].back() ? std::pair(sizes[0], sizes[1])
+                                                           : std::pair(sizes[1], sizes[0]);
+}
+
+/// Whether a call computes each element by the same one of its arguments `of`, whose sizes the result has, and has of
+/// all others one value, or one for each column.
+bool is_by_element(const Row& row, const RowCall& call, const std::vector<size_t>& of) {
+  if (row.results.size() != 1 || row.results[0].empty()) return false;
+  const TensorFactors& result = row.results[0];
+  const auto has = [](const DimFactors& dim, uint8_t factor) { return std::ranges::count(dim, factor) > 0; };
+  for (size_t i = 0; i < row.arguments.size(); ++i) {
+    const bool is_other = std::ranges::count(of, i) == 0;
+    if (is_other ? call.dims(i) > 1 : row.arguments[i] != result) return false;
+    if (row.unread >> i & 1) continue;
+    for (const DimFactors& dim : row.arguments[i])
+      for (const uint8_t factor : dim)
+        if (row.factors[factor].kind != FactorKind::kEach || (is_other && !has(result.back(), factor))) return false;
+  }
+  return true;
+}
 
 std::vector<int64_t> with_width(at::IntArrayRef sizes, int64_t width) {
   std::vector<int64_t> result = sizes.vec();
@@ -56,25 +109,25 @@ class TiledComputation::Impl final : public Pass {
   PassOrder order() const override { return PassOrder::kTiles; }
 
   void run(OperatorCall& call, Next next) override {
-    const TileRole role = role_of(call.op);
-    if (role == TileRole::kLookup) note_table(call);
+    const TilePart& part = part_of(call);
+    if (part.is_table) note_table(call);
     if (has_deferred()) materialize_what_is_from_outside(call, next);
-    if (role == TileRole::kProduct && at::GradMode::is_enabled() && defer_product(call, next)) return;
+    if (part.is_product && at::GradMode::is_enabled() && defer_product(*part.row, call, next)) return;
     if (!has_deferred()) return next(call);
     if (call.traits.written != 0) materialize_what_starts_from_written(call, next);
     bool reads_deferred = false;
     for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) { reads_deferred |= is_deferred(tensor); });
     if (!reads_deferred) return next(call);
-    if (role == TileRole::kView && view(call, next)) return;
-    if (at::GradMode::is_enabled() && compute(role, call, next)) return;
+    if (part.is_view && view(call, next)) return;
+    if (at::GradMode::is_enabled() && compute(part, call, next)) return;
     for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) { materialize(tensor, call, next); });
     next(call);
   }
 
  private:
-  TileRole role_of(const c10::OperatorHandle& op) {
-    if (const auto found = roles_.find(op); found != roles_.end()) return found->second;
-    return roles_.emplace(op, detail::tile_role_of(op)).first->second;
+  const TilePart& part_of(const OperatorCall& call) {
+    if (const auto found = parts_.find(call.op); found != parts_.end()) return found->second;
+    return parts_.emplace(call.op, TilePart(call)).first->second;
   }
 
   void note_table(const OperatorCall& call) {
@@ -111,25 +164,20 @@ class TiledComputation::Impl final : public Pass {
     }
   }
 
-  bool is_logits(const at::Tensor& weight, bool is_transposed, int64_t rows) const {
-    const auto shape =
-        is_transposed ? std::pair(weight.size(1), weight.size(0)) : std::pair(weight.size(0), weight.size(1));
-    return policy_.loss_tokens > 0 && rows > policy_.loss_tokens && tables_.contains(shape);
-  }
-
   /// A product that may be one of those to tile: its result becomes a deferred tensor.
-  bool defer_product(OperatorCall& call, Next next) {
-    const detail::ProductShape shape = detail::product_shape_of(call.op);
-    const at::Tensor input = call.arguments()[shape.rows].toTensor(),
-                     weight = call.arguments()[shape.weight].toTensor();
+  bool defer_product(const OperatorRow& row, OperatorCall& call, Next next) {
+    const size_t hole = left_factor_index(call.op);
+    const at::Tensor input = call.arguments()[hole].toTensor(), weight = call.arguments()[hole + 1].toTensor();
     if (!is_ordinary(input) || !is_ordinary(weight) || input.dim() < 2 || weight.dim() != 2) return false;
     if (is_deferred(input) || input.numel() == 0) return false;
-    const int64_t width = weight.size(shape.is_transposed ? 1 : 0), rows = input.numel() / input.size(-1);
-    const bool is_wide = policy_.mlp_tokens > 0 && rows > policy_.mlp_tokens && width > input.size(-1);
-    if (!is_wide && !is_logits(weight, shape.is_transposed, rows)) return false;
+    const std::pair<int64_t, int64_t> shape = shape_of_weight(row, call, hole + 1);
+    const int64_t rows = input.numel() / input.size(-1);
+    const bool is_wide = policy_.mlp_tokens > 0 && rows > policy_.mlp_tokens && shape.first > input.size(-1);
+    const bool is_logits = policy_.loss_tokens > 0 && rows > policy_.loss_tokens && tables_.contains(shape);
+    if (!is_wide && !is_logits) return false;
     if (!is_parameter_(weight) || !(weight.requires_grad() || input.requires_grad())) return false;
     const at::Tensor leaf = next.run(call, [&] { return input.dim() == 2 ? input : input.flatten(0, -2); });
-    const Rows expression = RowExpression::of(call, {{shape.rows, RowExpression::leaf(0)}});
+    const Rows expression = RowExpression::of(call, {{hole, RowExpression::leaf(0)}});
     give(call, defer({expression, leaf, input}, input.sizes(), call, next));
     return true;
   }
@@ -155,27 +203,20 @@ class TiledComputation::Impl final : public Pass {
     if (!deferred) return false;
     call.op.redispatchBoxed(call.keys, &call.stack);
     bool are_rows = at::GradMode::is_enabled();
-    for_each_tensor(call.results(), [&](const at::Tensor& tensor) { are_rows = are_rows && deferred_rows(tensor); });
+    // A reader of a tensor without its gradient wants its data, and may take them without an operator.
+    for_each_tensor(call.results(), [&](const at::Tensor& tensor) {
+      are_rows = are_rows && tensor.requires_grad() && deferred_rows(tensor);
+    });
     if (!are_rows) next.run(call, [&] { deferred->materialize(); });
     return true;
   }
 
-  bool compute(TileRole role, OperatorCall& call, Next next) {
-    switch (role) {
-      case TileRole::kPointwise:
-      case TileRole::kCast:
-        return defer_pointwise(role, call, next);
-      case TileRole::kCopy:
-        return copy(call, next);
-      case TileRole::kDropout:
-        return drop_nothing(call);
-      case TileRole::kProduct:
-        return tile_product(call, next);
-      case TileRole::kLoss:
-        return tile_loss(call, next);
-      default:
-        return false;
-    }
+  bool compute(const TilePart& part, OperatorCall& call, Next next) {
+    if (part.is_loss) return tile_loss(call, next);
+    if (part.is_product) return tile_product(call, next);
+    if (call.traits.random) return drop_nothing(call);
+    if (part.may_be_by_element && defer_by_element(*part.row, call, next)) return true;
+    return part.may_be_copy && copy(call, next);
   }
 
   static std::optional<DeferredRows> plain_rows(const at::Tensor& tensor) {
@@ -191,54 +232,56 @@ class TiledComputation::Impl final : public Pass {
     return {std::move(expression), leaf, leaf};
   }
 
-  bool defer_pointwise(TileRole role, OperatorCall& call, Next next) {
+  bool defer_by_element(const OperatorRow& operators, OperatorCall& call, Next next) {
     std::optional<DeferredRows> first;
     at::Tensor shape;  // the tensor whose sizes the result has
-    std::vector<at::Tensor> others;
+    std::vector<size_t> deferred;
     RowExpression::Holes holes;
+    size_t number = 0;  // of the tensor
     for (size_t i = 0; i < call.traits.arguments; ++i) {
       const c10::IValue& argument = call.arguments()[i];
       if (!argument.isTensor()) continue;
       const at::Tensor& tensor = argument.toTensor();
-      if (!is_deferred(tensor)) {
-        if (tensor.defined()) others.push_back(tensor);
-        continue;
-      }
+      ++number;
+      if (!is_deferred(tensor)) continue;
       auto rows = plain_rows(tensor);
       if (!rows) return false;
       if (first && (rows->row_numbers.defined() || first->row_numbers.defined() || tensor.sizes() != shape.sizes() ||
                     !rows->deferred->parts().source.is_same(first->deferred->parts().source)))
         return false;
+      deferred.push_back(number - 1);
       holes.emplace_back(i, rows->expression);
       if (first) continue;
       first = std::move(rows);
       shape = tensor;
     }
-    const auto is_of_all_rows = [&](const at::Tensor& tensor) {
-      return tensor.dim() == 0 || (tensor.dim() == 1 && (tensor.size(0) == 1 || tensor.size(0) == shape.size(-1)));
-    };
-    if (!first || !std::all_of(others.begin(), others.end(), is_of_all_rows)) return false;
+    const RowCall of_wholes(call.op, call.arguments());
+    if (!first || !is_by_element(operators.row(of_wholes), of_wholes, deferred)) return false;
+    const auto format = static_cast<at::MemoryFormat>(of_wholes.integer("memory_format", 0));
+    if (format != at::MemoryFormat::Contiguous && format != at::MemoryFormat::Preserve) return false;
     const Rows expression = RowExpression::of(call, std::move(holes));
     const at::Tensor sample = sample_of(*expression, first->deferred->parts().rows, call, next);
-    if (!sample.is_floating_point() || sample.size(-1) != shape.size(-1)) return false;
-    if (role == TileRole::kCast) {
-      if (sample.device() != shape.device()) return false;
-      if (sample.scalar_type() == shape.scalar_type() && first->expression == first->deferred->parts().expression) {
-        give(call, at::Tensor(shape));
-        return true;
-      }
-    }
-    give(call, defer(parts_of(*first, expression, call, next), shape.sizes(), call, next));
+    if (!sample.is_floating_point() || sample.device() != shape.device()) return false;
+    const bool is_same =
+        operators.elements == Elements::kSame && sample.scalar_type() == shape.scalar_type() && shape.is_contiguous();
+    if (is_same && first->expression == first->deferred->parts().expression)
+      give(call, at::Tensor(shape));
+    else
+      give(call, defer(parts_of(*first, expression, call, next), shape.sizes(), call, next));
     return true;
   }
 
+  /// An operator that draws gives its argument itself where nothing is dropped.
   static bool drop_nothing(OperatorCall& call) {
-    const bool drops = call.arguments()[1].toDouble() > 0 && call.arguments()[2].toBool();
-    if (!drops) give(call, at::Tensor(call.arguments()[0].toTensor()));
-    return !drops;
+    const RowCall plain(call.op, call.arguments());
+    const c10::IValue &share = plain.value("p"), &drops = plain.value("train");
+    if (call.op.schema().returns().size() != 1 || !share.isDouble() || !drops.isBool()) return false;
+    if (share.toDouble() > 0 && drops.toBool()) return false;
+    give(call, at::Tensor(call.arguments()[0].toTensor()));
+    return true;
   }
 
-  /// contiguous(), reshape(): a view of the tensor, or of a deferred copy of its rows.
+  /// reshape(), flatten(): a view of the tensor, or of a deferred copy of its rows.
   bool copy(OperatorCall& call, Next next) {
     c10::IValue& argument = call.stack[call.stack.size() - call.traits.arguments];
     const at::Tensor tensor = argument.toTensor();
@@ -251,13 +294,12 @@ class TiledComputation::Impl final : public Pass {
   }
 
   bool tile_product(OperatorCall& call, Next next) {
-    const detail::ProductShape shape = detail::product_shape_of(call.op);
-    const at::Tensor input = call.arguments()[shape.rows].toTensor(),
-                     weight = call.arguments()[shape.weight].toTensor();
+    const size_t hole = left_factor_index(call.op);
+    const at::Tensor input = call.arguments()[hole].toTensor(), weight = call.arguments()[hole + 1].toTensor();
     const auto rows = plain_rows(input);
     if (policy_.mlp_tokens == 0 || !rows || rows->row_numbers.defined() || !is_ordinary(weight)) return false;
     if (is_deferred(weight) || weight.dim() != 2 || !is_parameter_(weight)) return false;
-    const Rows expression = RowExpression::of(call, {{shape.rows, rows->expression}});
+    const Rows expression = RowExpression::of(call, {{hole, rows->expression}});
     at::Tensor result = tile(policy_.mlp_tokens, *rows, expression, {}, call, next);
     const auto sizes = with_width(input.sizes(), result.size(-1));
     give(call, next.run(call, [&] { return result.view(sizes); }));
@@ -296,7 +338,7 @@ class TiledComputation::Impl final : public Pass {
 
   const TilePolicy policy_;
   const IsParameter is_parameter_;
-  std::unordered_map<c10::OperatorHandle, TileRole> roles_;
+  std::unordered_map<c10::OperatorHandle, TilePart> parts_;
   std::set<std::pair<int64_t, int64_t>> tables_;  // shapes of embedding tables
   std::vector<std::weak_ptr<Deferred>> deferred_;
   InterceptScope scope_;

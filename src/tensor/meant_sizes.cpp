@@ -23,8 +23,7 @@ int64_t wrapped(int64_t dim, int64_t dims) { return dim < 0 ? dim + dims : dim; 
 /// The stretches of the dim that a part operator along it asks for, in order. Nothing: they are not to be had of
 /// slices.
 std::optional<std::vector<Interval>> pieces_of(const OperatorCall& call, const Cut& cut) {
-  const std::string& name = call.op.schema().name();
-  const auto arguments = call.arguments();
+  const auto has = [&](const char* name) { return call.op.schema().argumentIndexWithName(name).has_value(); };
   const int64_t whole = cut.whole();
   const auto at_of = [&](const c10::IValue& value, int64_t otherwise) {
     if (!value.isInt()) return otherwise;
@@ -38,25 +37,27 @@ std::optional<std::vector<Interval>> pieces_of(const OperatorCall& call, const C
     return pieces;
   };
   if (cut.outer != 1) return {};
-  if (name == "aten::slice") {
-    if (arguments[4].isInt() && arguments[4].toInt() != 1) return {};
-    return std::vector<Interval>{{at_of(arguments[2], 0), at_of(arguments[3], whole)}};
+  const c10::IValue start = value_of(call, "start");
+  if (has("end")) {
+    const c10::IValue step = value_of(call, "step");
+    if (step.isInt() && step.toInt() != 1) return {};
+    return std::vector<Interval>{{at_of(start, 0), at_of(value_of(call, "end"), whole)}};
   }
-  if (name == "aten::narrow") {
-    if (!arguments[2].isInt()) return {};
-    const int64_t begin = at_of(arguments[2], 0);
-    return std::vector<Interval>{{begin, begin + arguments[3].toInt()}};
+  if (has("length")) {
+    if (!start.isInt()) return {};
+    const int64_t begin = at_of(start, 0);
+    return std::vector<Interval>{{begin, begin + value_of(call, "length").toInt()}};
   }
-  if (is_one_of(name, {"chunk", "unsafe_chunk"})) {
-    const int64_t count = arguments[1].toInt();
+  if (has("chunks")) {
+    const int64_t count = value_of(call, "chunks").toInt();
     return count > 0 ? std::optional(equal((whole + count - 1) / count)) : std::nullopt;
   }
-  if (is_one_of(name, {"split", "unsafe_split"}) && arguments[1].isInt()) return equal(arguments[1].toInt());
-  if (is_one_of(name, {"split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes"}) &&
-      arguments[1].isIntList()) {
+  const c10::IValue sizes = value_of(call, has("split_size") ? "split_size" : "split_sizes");
+  if (sizes.isInt()) return equal(sizes.toInt());
+  if (sizes.isIntList()) {
     std::vector<Interval> pieces;
     int64_t at = 0;
-    for (const int64_t size : arguments[1].toIntVector()) {
+    for (const int64_t size : sizes.toIntVector()) {
       pieces.push_back({at, at + size});
       at += size;
     }
@@ -116,7 +117,7 @@ bool TensorPolicy::mean_wholes(AxisPass& pass, OperatorCall& call, const PlacedA
     if (at >= 0 && sizes[at] == one.tensor.size(cut->dim)) sizes[at] = cut->whole();
     argument(call, 1) = std::move(sizes);
   }
-  if (name == "aten::unflatten" && argument(call, 1).isInt()) {
+  if (is_one_of(name, {"unflatten"}) && argument(call, 1).isInt()) {
     const int64_t at = wrapped(argument(call, 1).toInt(), dims);
     const std::vector<int64_t> into = argument(call, 2).toIntVector();
     if (at != cut->dim || product_of(into) == cut->whole()) return true;

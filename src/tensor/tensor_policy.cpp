@@ -173,7 +173,7 @@ bool TensorPolicy::fit_heads(AxisPass& pass, OperatorCall& call, Next next, Plac
 bool TensorPolicy::run_class_loss(AxisPass& pass, OperatorCall& call, Next next, const PlacedArguments& found) {
   const PlacedArgument one = found[0];
   const Cut* const cut = cut_of(pass, one);
-  const bool is_entropy = call.op.schema().name() == "aten::cross_entropy_loss";
+  const bool is_entropy = call.op.schema().argumentIndexWithName("label_smoothing").has_value();  // else of log softmax
   if (!is_entropy || found.size() > 1 || one.index != 0 || cut == nullptr || one.tensor.dim() != 2 || cut->dim != 1 ||
       cut->outer != 1 || cut->ranges->overlaps() || call.arguments()[2].isTensor())
     return false;
@@ -187,7 +187,7 @@ bool TensorPolicy::run_class_loss(AxisPass& pass, OperatorCall& call, Next next,
     const at::Tensor is_ignored = targets.eq(ignored);
     const at::Tensor is_class = targets.ge(0).logical_and(targets.lt(cut->ranges->whole())).logical_or(is_ignored);
     if (is_class.is_cpu() && !is_class.all().item<bool>())
-      throw ShapeError(str("aten::cross_entropy_loss: a target is none of ", cut->ranges->whole(), " classes, nor ",
+      throw ShapeError(str(call.op.schema().name(), ": a target is none of ", cut->ranges->whole(), " classes, nor ",
                            ignored, ", which is ignored"));
     const bool widens = at::autocast::is_autocast_enabled(one.tensor.device().type());  // as autocast has losses
     const at::Tensor logits = widens ? one.tensor.to(at::kFloat) : one.tensor;

@@ -7,10 +7,12 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/prelu.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -215,6 +217,33 @@ TEST_F(Tiled, InnerActivationsOfAnMlpAreNeverThere) {
         return at::linear(at::silu(both[0]) * both[1], down.slice(1, 0, kInner / 2)).square().sum();
       },
       inner / 2);
+}
+
+TEST_F(Tiled, OperatorsOfOneValueForAllRowsStayInTiles) {
+  const auto value = at::full({1}, 0.3), column = at::rand({kInner});
+  compare([&] { return at::linear(at::linear(embedded(), up) * value, down).square().sum(); }, kTokens * kInner);
+  compare([&] { return at::linear(at::linear(embedded(), up) * column, down).square().sum(); }, kTokens * kInner);
+}
+
+TEST_F(Tiled, RowsThatAreMixedOrBesideOthersAreWhole) {
+  const auto x = [&] { return embedded().view({kTokens, kHidden}); };
+  const auto of_rows = at::rand({kTokens, 1});
+  expect_untouched([&] { return at::linear(at::linear(x(), up) * of_rows, down).square().sum(); });
+  expect_untouched([&] { return at::linear(at::softmax(at::linear(x(), up), 0), down).square().sum(); });
+  expect_untouched([&] { return at::linear(at::linear(x(), up).tril(), down).square().sum(); });
+  const auto slopes = at::rand({kLength});  // along dim 1, which is of rows here
+  expect_untouched([&] { return at::linear(at::prelu(at::linear(embedded(), up), slopes), down).square().sum(); });
+}
+
+TEST_F(Tiled, ViewsThatMayBeCopiesAreOfWhatIsThere) {
+  constexpr int64_t kAnything = 1 << 30;
+  compare([&] { return at::linear(embedded(), up).chunk(2, -1)[0].ravel().square().sum(); }, kAnything);
+  const auto like = at::ones({kTokens, kInner / 2});
+  compare([&] { return at::linear(embedded(), up).chunk(2, -1)[1].reshape_as(like).square().sum(); }, kAnything);
+  expect_untouched([&] {
+    const auto wide = at::linear(embedded().view({kBatch, 4, -1, kHidden}), up);
+    return wide.to(at::kDouble, false, false, at::MemoryFormat::ChannelsLast).sum();
+  });
 }
 
 TEST_F(Tiled, MemoryDoesNotGrowWithTheVocabulary) {

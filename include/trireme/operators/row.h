@@ -77,6 +77,8 @@ struct Row {
   DimFactors dim(int64_t size, FactorKind kind = FactorKind::kEach);
   int64_t size_of(const DimFactors& dim) const;
   std::vector<int64_t> sizes_of(const TensorFactors& tensor) const;
+  /// The multiply-adds of a product, a convolution.
+  double multiply_adds() const;
   /// The pieces of a factor; null: it is not made of any.
   const std::vector<Piece>* pieces_of(uint8_t factor) const;
 };
@@ -154,6 +156,15 @@ struct LocalCall {
   std::function<std::vector<at::Tensor>(const std::vector<c10::IValue>& arguments)> run = {};
 };
 
+/// The elements of a result beside those of the first argument, where neither row nor schema tells.
+enum class Elements : uint8_t {
+  kComputed,  ///< others, or a view of them by the schema
+  kAlias,     ///< the same, in the argument's memory (detach)
+  kSame,      ///< the same: the argument itself or a view of it where that is possible, else a copy (to, reshape)
+  kCopied,    ///< the same, in memory of their own (clone)
+  kFresh,     ///< others, and none of the argument's is read, but sizes, dtype and device (zeros_like, fill_)
+};
+
 /// An entry of the table.
 struct OperatorRow {
   Row (*row)(const RowCall& call) = nullptr;
@@ -163,6 +174,9 @@ struct OperatorRow {
   const char* family = "";
   /// Computes activations from what may come with a batch: products, norms, lookups in a table, attention.
   bool makes_activations = false;
+  Elements elements = Elements::kComputed;
+  bool is_each() const { return std::string_view(family) == "each"; }
+  bool is_reduction() const { return std::string_view(family) == "reductions"; }
 };
 
 /// Whether a call writes a tensor of which its schema says nothing: the running statistics of a norm that is trained.
@@ -184,6 +198,15 @@ class OperatorRows {
  private:
   std::unordered_map<c10::OperatorHandle, const OperatorRow*> known_;
 };
+
+/// The meaning of an operator for tensors of one shape, no dim of which it names.
+struct OperatorMeaning {
+  bool is_each = false;     ///< an element of the result depends on the same elements of the arguments alone
+  bool is_alias = false;    ///< the result is the first argument in another tensor
+  bool reads_first = true;  ///< else it takes the first argument's sizes, dtype and device alone
+  std::optional<FactorKind> reduction = {};  ///< the result is one number, to which those of parts are joined so
+};
+OperatorMeaning meaning_of(const c10::OperatorHandle& op);
 
 /// All names that have an entry, ascending: "add", or "max.dim" where an overload has its own.
 std::vector<std::string_view> names_with_rows();

@@ -58,9 +58,17 @@ enum class OperatorCost : uint8_t {
 };
 
 /// The row of an operator; null if it has none. Rows are by name ("aten::max") or by overload ("aten::max.dim").
-/// Operators that libtorch tags as pointwise are kEach without a row of their own. Overloads that write `out=` have no
-/// row.
+/// Those whose row of factors (row.h) is element by element are kEach without one of their own. Overloads that write
+/// `out=` have no row.
 const OperatorRule* rule_of(const c10::OperatorHandle& op);
+
+/// The origin of the sizes of an operator's results.
+enum class ResultSizes : uint8_t {
+  kBySizes,   ///< sizes and plain arguments
+  kByValues,  ///< also the values of its arguments
+  kByMasks,   ///< also those of masks among its indices
+};
+ResultSizes result_sizes_of(const c10::OperatorHandle& op);
 
 /// The cost of an operator, by its row, or by its name if it has none.
 OperatorCost cost_of(const c10::OperatorHandle& op);

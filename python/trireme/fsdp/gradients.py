@@ -5,31 +5,20 @@ from torch.utils import _pytree
 from .. import agreement, ranks
 from .._native import core
 from ..errors import StateError, UnsupportedError
+from ..operators import fills_at_random, gives_views, meaning
 from .tensors import Placed, Whole, lent
-from .values import RANDOM, Value, drawn
+from .values import Value, drawn
 
 _aten = torch.ops.aten
-# Elements of the result depend on the same elements of the arguments alone, so every rank computes its own.
-_ELEMENTWISE = {getattr(_aten, name) for name in (
-    "mul mul_ div div_ add add_ sub sub_ rsub neg neg_ abs abs_ pow pow_ sqrt sqrt_ rsqrt rsqrt_ square square_ reciprocal reciprocal_ exp exp_ log log_ tanh tanh_ "
-    "sigmoid sigmoid_ sign sign_ sgn sgn_ round round_ floor ceil trunc where lerp lerp_ maximum minimum fmax fmin addcmul addcmul_ addcdiv addcdiv_ zero_ fill_ copy_ "
-    "clone detach alias isnan isinf clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ nan_to_num nan_to_num_ masked_fill masked_fill_ eq ne lt le gt ge "
-    "_to_copy zeros_like ones_like full_like logical_not logical_or logical_and logical_xor bitwise_not bitwise_or bitwise_and bitwise_xor").split()}
-_ALIASES = {_aten.detach, _aten.alias}
-# Whole reductions: (of this rank's elements, or of none; how ranks' results are joined).
-_REDUCTIONS = {_aten.sum: (lambda own: own.sum(), "sum"), _aten.mean: (lambda own: own.sum(), "sum"),
-               _aten.any: (lambda own: own.any(), "max"), _aten.all: (lambda own: own.all(), "min"),
-               _aten.max: (lambda own: own.max() if own.numel() else own.new_full((), -torch.inf), "max"),
-               _aten.min: (lambda own: own.min() if own.numel() else own.new_full((), torch.inf), "min"),
-               _aten.count_nonzero: (lambda own: own.count_nonzero(), "sum")}
-_REDUCTIONS |= {_aten.amax: _REDUCTIONS[_aten.max], _aten.amin: _REDUCTIONS[_aten.min]}
+# Whole reductions, by how they join parts: (of this rank's elements; how ranks' results are joined).
+_JOINS = {"sum": (lambda func, own: func(own), "sum"), "mean": (lambda func, own: own.sum(), "sum"), "any": (lambda func, own: func(own), "max"),
+          "all": (lambda func, own: func(own), "min"), "max": (lambda func, own: func(own) if own.numel() else own.new_full((), -torch.inf), "max"),
+          "min": (lambda func, own: func(own) if own.numel() else own.new_full((), torch.inf), "min")}
+# Those that no join of ranks' results gives: two sums, and one of powers.
 _SPREADS = {_aten.std: lambda variance: variance.sqrt(), _aten.var: lambda variance: variance}
-# Random numbers of the whole, which rank 0 draws: functions of a tensor, and those that write one.
-_DRAWS = {_aten.randn_like: torch.Tensor.normal_, _aten.rand_like: torch.Tensor.uniform_}
-_FILLS = {getattr(_aten, name): name for name in RANDOM}
+_NORMS = {_aten.linalg_vector_norm, _aten.norm}
 _FOREACH = "_foreach_"
 _ONE_OF = {"maximum_": "clamp_min_", "minimum_": "clamp_max_"}  # of what _foreach has in place and tensors have not
-_NORMS = {_aten.linalg_vector_norm, _aten.norm}
 
 
 class Gradient(Placed, torch.Tensor):
@@ -90,21 +79,20 @@ class Gradient(Placed, torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        packet, kwargs = func.overloadpacket, kwargs or {}
-        args, kwargs = _with_wholes(func, args, kwargs)
-        if func.name().startswith("aten::" + _FOREACH):
+        args, kwargs = _with_wholes(func, args, kwargs or {})
+        if func.overloadpacket.__name__.startswith(_FOREACH):
             return _one_by_one(func, args, kwargs)
         gradients = [arg for arg in args if isinstance(arg, Gradient)]
         first = gradients[0] if gradients else None
-        if packet is _aten._amp_foreach_non_finite_check_and_unscale_:
+        if func.overloadpacket is _aten._amp_foreach_non_finite_check_and_unscale_:
             return _unscale(*args)
-        if first is not None and packet in _ELEMENTWISE and "out" not in kwargs and all(one.parameter is first.parameter for one in gradients):
+        if first is not None and meaning(func).is_each and all(one.parameter is first.parameter for one in gradients):
             if not func._schema.is_mutable or isinstance(args[0], Gradient):  # pylint: disable=protected-access
                 if all(map(first.goes_with, args)):
                     return first.by_element(func, args, kwargs)
             elif isinstance(args[0], torch.Tensor):
                 return first.into_whole(func, args, kwargs)
-        found = first.of_all(packet, args, kwargs) if len(gradients) == 1 and first is args[0] else None
+        found = first.of_all(func, args, kwargs) if len(gradients) == 1 and first is args[0] else None
         if found is not None:
             return found
         shapes = [tuple(one.shape) for one in _pytree.tree_leaves((args, kwargs)) if isinstance(one, Gradient)]
@@ -118,28 +106,28 @@ class Gradient(Placed, torch.Tensor):
             return True
         return arg.dim() <= self.dim() and all(size in (1, own) for size, own in zip(reversed(arg.shape), reversed(self.shape)))
 
-    def of_all(self, packet, args, kwargs):
-        """A number of all elements, or random ones in their place; None: `packet` is no such operator. Collective."""
-        totals = self.parameter.fsdp_root().totals
+    def of_all(self, func, args, kwargs):
+        """A number of all elements, or random ones in their place; None: `func` is no such operator. Collective."""
+        totals, packet = self.parameter.fsdp_root().totals, func.overloadpacket
         if packet in _NORMS and _is_whole_norm(args):
             return totals.norm([self], 2.0 if len(args) < 2 else float(args[1])).as_subclass(Whole)
         is_of_all = _is_of_all(args, kwargs)
-        if packet in _REDUCTIONS and is_of_all:
-            compute, join = _REDUCTIONS[packet]
-            total = totals.reduce(compute(self.own), join)
-            return (total / self.numel() if packet is _aten.mean else total).as_subclass(Whole)
+        if meaning(func).reduction in _JOINS and is_of_all:
+            compute, join = _JOINS[meaning(func).reduction]
+            total = totals.reduce(compute(packet, self.own), join)
+            return (total / self.numel() if meaning(func).reduction == "mean" else total).as_subclass(Whole)
         if packet in _SPREADS and is_of_all:
             correction = kwargs.get("correction")
             return _SPREADS[packet](totals.variance(self, 1 if correction is None else correction)).to(self.dtype).as_subclass(Whole)
         if packet is _aten._local_scalar_dense and self.numel() == 1:  # pylint: disable=protected-access
             return self.full_tensor().item()
-        if packet in _DRAWS and kwargs.get("dtype") in (None, self.dtype):
-            return type(self)(self.parameter, core.own_part(self.parameter, drawn(_DRAWS[packet], self)))
-        if packet in _FILLS:
-            whole = drawn(lambda tensor: getattr(tensor, _FILLS[packet])(*args[1:], **kwargs), self)
-            self.own.copy_(core.own_part(self.parameter, whole))
-            return self.was_written()
-        return None
+        if not fills_at_random(func) or kwargs.get("dtype") not in (None, self.dtype):
+            return None
+        own = core.own_part(self.parameter, drawn(lambda tensor: func(tensor, *args[1:], **kwargs), self))
+        if not func._schema.is_mutable:  # pylint: disable=protected-access
+            return type(self)(self.parameter, own)
+        self.own.copy_(own)
+        return self.was_written()
 
     def was_written(self):
         """The program has written it. Returns it."""
@@ -151,8 +139,10 @@ class Gradient(Placed, torch.Tensor):
         """func on this rank's elements."""
         own = [self._part_of(func, arg) for arg in args]
         result = func(*own, **{name: value for name, value in kwargs.items() if name != "memory_format"})
+        if result.is_complex() and not self.is_complex():
+            raise UnsupportedError(f"{func} of a gradient gives complex numbers, of which only wholes are there; take gradient.full_tensor()")
         if not func._schema.is_mutable:  # pylint: disable=protected-access
-            return type(self)(self.parameter, result, self._pass_number if func.overloadpacket in _ALIASES else None)
+            return type(self)(self.parameter, result, self._pass_number if gives_views(func) else None)
         return args[0].was_written()
 
     def _part_of(self, func, arg):
@@ -182,13 +172,14 @@ class PartGradient(Gradient):
         """The number of this rank's elements."""
         return self.own.numel()
 
-    def of_all(self, packet, args, kwargs):
+    def of_all(self, func, args, kwargs):
         """A number of this rank's elements; of others see Gradient's."""
+        packet = func.overloadpacket
         if packet in _NORMS and _is_whole_norm(args):
             return torch.linalg.vector_norm(self.own, *args[1:2])
-        if (packet in _REDUCTIONS or packet in _SPREADS) and _is_of_all(args, kwargs):
+        if (meaning(func).reduction in _JOINS or packet in _SPREADS) and _is_of_all(args, kwargs):
             return packet(self.own, **{name: value for name, value in kwargs.items() if name != "keepdim"})
-        return super().of_all(packet, args, kwargs)
+        return super().of_all(func, args, kwargs)
 
 
 def _with_wholes(func, args, kwargs):

@@ -7,15 +7,8 @@ from torch.utils import _pytree
 
 from .. import ranks
 from ..errors import ShapeError, UnsupportedError
+from ..operators import fills_at_random, gives_views, meaning
 
-_aten = torch.ops.aten
-# Operators that read the shape alone
-_FACTORIES = {getattr(_aten, name) for name in "zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full new_empty "
-              "new_empty_strided".split()}
-_ALIASES = {_aten.detach, _aten.alias, _aten.lift_fresh}
-RANDOM = ("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
-_FILLS = {getattr(_aten, name) for name in RANDOM}
-_OVERWRITES = {_aten.copy_, _aten.fill_, _aten.zero_}  # what was there is not read
 _written = {}  # by Source: the whole that an operator has written; given to the Source after the program's call
 
 
@@ -124,16 +117,15 @@ class Value(ReadWhole, torch.Tensor):
         kwargs = kwargs or {}
         if any(issubclass(kind, torch.Tensor) and hasattr(kind, "takes_values") for kind in types):
             return NotImplemented
-        schema = func._schema  # pylint: disable=protected-access
-        if func.overloadpacket in _ALIASES:
+        if func._schema.is_mutable:  # pylint: disable=protected-access
+            return _write(func, args, kwargs)
+        if meaning(func).is_alias:
             return Value(args[0].source, args[0].path, args[0].form)
-        if func.overloadpacket in _FACTORIES:
-            return func(*_swapped(args, lambda one: torch.empty((), dtype=one.dtype, device=one.device).expand(one.shape)), **kwargs)
-        if not schema.is_mutable and any(result.alias_info is not None for result in schema.returns):
+        if gives_views(func):
             return args[0]._view(func, args[1:], kwargs)
-        if not schema.is_mutable:
-            return func(*_swapped(args, Value.read), **_swapped(kwargs, Value.read))
-        return _write(func, args, kwargs)
+        if not meaning(func).reads_first and isinstance(args[0], Value):
+            args = (torch.empty((), dtype=args[0].dtype, device=args[0].device).expand(args[0].shape), *args[1:])
+        return func(*_swapped(args, Value.read), **_swapped(kwargs, Value.read))
 
     def _view(self, func, args, kwargs):
         made = func(self.form, *args, **kwargs)
@@ -222,10 +214,10 @@ def _write(func, args, kwargs):
     names = [argument.name for argument in func._schema.arguments if argument.alias_info is not None and argument.alias_info.is_write]  # pylint: disable=protected-access
     given = dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs  # pylint: disable=protected-access
     targets = [one for name in names for one in _pytree.tree_leaves(given.get(name)) if isinstance(one, Value)]
-    overwrites = targets and func.overloadpacket in _OVERWRITES and not targets[0].path and not any(isinstance(one, Value) for one in args[1:])
+    overwrites = targets and not meaning(func).reads_first and not targets[0].path and not any(isinstance(one, Value) for one in args[1:])
     wholes = {one.source: torch.empty(one.source.shape, dtype=one.source.dtype, device=one.source.device) if overwrites else one.source.read().clone() for one in targets}
     swap = lambda one: one.of(wholes[one.source]) if one.source in wholes else one.read()
-    if targets and func.overloadpacket in _FILLS:  # of rank 0's numbers
+    if targets and fills_at_random(func):  # of rank 0's numbers
         swap(args[0]).copy_(drawn(lambda tensor: func(tensor, *args[1:], **kwargs), args[0]))
     else:
         func(*_swapped(args, swap), **_swapped(kwargs, swap))
