@@ -60,7 +60,7 @@ std::shared_ptr<LanguageModel> make_llama() {
 
 std::shared_ptr<LanguageModel> make_gpt() {
   auto net = std::make_shared<GptImpl>(
-      GptOptions{.vocab_size = kVocab, .n_positions = 32, .n_embd = 16, .n_layer = 2, .n_head = 4});
+      GptOptions{.vocab_size = kVocab, .n_embd = 16, .n_layer = 2, .n_head = 4, .n_positions = 32});
   draw_weights(*net);
   return net;
 }
@@ -82,7 +82,8 @@ InitializeOptions options_of(const Json& json, int ranks, const char* type = "ll
   config.pager.live_bytes = 0;
   config.pager.units.merge_below_bytes = 0;
   return {.config = config,
-          .partition_model = PartitionModel{.model_type = type, .heads = 4, .key_value_heads = 2},
+          .partition_model =
+              PartitionModel{.model_type = type, .heads = 4, .key_value_heads = type == std::string("gpt2") ? 4 : 2},
           .takes_sizes_from_inputs = true};
 }
 
@@ -96,8 +97,8 @@ SequenceInputs sample(int64_t number) {
   return in;
 }
 
-at::Tensor loss_of(Engine& engine, LanguageModel& net, int64_t number) {
-  const SequenceInputs in = engine.cut(sample(number));
+at::Tensor loss_of(Engine& engine, LanguageModel& net, int64_t number, bool cuts = true) {
+  const SequenceInputs in = cuts ? engine.cut(sample(number)) : sample(number);
   return net.loss(in.input_ids, in.labels, in.position_ids);
 }
 
@@ -170,20 +171,25 @@ struct Outcome {
   std::map<std::string, at::Tensor> gradients, weights;
 };
 
-Outcome train_gpt(const Layout& layout, bool overlaps = false) {
+struct Way {
+  bool overlaps = false;  ///< tp_overlap_comm
+  bool cuts = true;       ///< the program cuts its batches
+};
+
+Outcome train_gpt(const Layout& layout, const Way& way = {}) {
   Outcome outcome;
   run_ranks(layout.ranks(), [&](Rank& rank) {
     at::set_num_threads(1);
     const auto net = make_gpt();
     Json json = settings(layout);
-    json["tensor_parallel"]["tp_overlap_comm"] = overlaps;
+    json["tensor_parallel"]["tp_overlap_comm"] = way.overlaps;
     json["gradient_clipping"] = 0.0;
     json["optimizer"] = {{"type", "SGD"}, {"params", {{"lr", 0.1}, {"momentum", 0.9}}}};
     json["gradient_accumulation_steps"] = 1;
     Engine engine(rank.world(), *net, options_of(json, layout.ranks(), "gpt2"));
     Outcome own;
     for (int64_t step = 0; step < 3; ++step) {
-      own.losses.push_back(engine.backward(loss_of(engine, *net, step)).item<double>());
+      own.losses.push_back(engine.backward(loss_of(engine, *net, step, way.cuts)).item<double>());
       if (step == 0)
         for (const auto& item : net->named_parameters())
           own.gradients[item.key()] = safe_get_full_grad(item.value())->clone();
@@ -212,7 +218,7 @@ TEST(BothAxes, AGptTrainsAsOneProcess) {
     for (const int stage : {0, 1, 2, 3}) {
       const Layout layout{.sequence = 2, .tensor = 2, .stage = stage, .attention = attention};
       SCOPED_TRACE(layout.text());
-      const Outcome found = train_gpt(layout, /*overlaps=*/stage == 1);
+      const Outcome found = train_gpt(layout, {.overlaps = stage == 1, .cuts = stage != 0 || attention[0] == 'u'});
       for (size_t step = 0; step < one.losses.size(); ++step)
         EXPECT_NEAR(found.losses[step], one.losses[step], 1e-5) << step;
       expect_near(found.gradients, one.gradients);
@@ -229,7 +235,7 @@ TEST(BothAxes, RanksDrawAlikeWhereTheyHaveTheSame) {
     const auto net = make_llama();
     const Layout layout{.sequence = 2, .tensor = 2};
     Engine engine(rank.world(), *net, options_of(settings(layout), kRanks));
-    const at::Tensor& up = net->named_parameters()["model.layers.0.mlp.up_proj.weight"];
+    const at::Tensor up = net->named_parameters()["model.layers.0.mlp.up_proj.weight"];
     const at::NoGradGuard no_grad;
     const auto id = static_cast<size_t>(rank.id());
     const at::Tensor whole = at::ones({64, 16}), tokens = engine.sequence()->cut(whole, 0);
