@@ -128,8 +128,9 @@ std::string text_of_run(const PlanFlags& flags) {
   if (config.degrees.tensor > 1 && !parameters.empty())
     cut(parameters, flags.model, config, topology.position_of(rank, "tensor"));
   const std::string schedule = schedule_text(config, flags.schedule);
-  return plan_text(make_plan(topology, rank, parallel_options(config), parameters)) +
-         (schedule.empty() ? "" : "\n" + schedule);
+  ParallelOptions options = parallel_options(config);
+  options.takes_sizes_from_inputs = true;  // as the program will say, of which nothing is known here
+  return plan_text(make_plan(topology, rank, options, parameters)) + (schedule.empty() ? "" : "\n" + schedule);
 }
 
 /// The slices of a model's parameters.

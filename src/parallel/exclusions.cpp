@@ -26,6 +26,8 @@ bool is_on(Feature feature, const ParallelOptions& options) {
       return options.pager.disk.is_on();
     case Feature::kShardedTokens:
       return options.shards_tokens;
+    case Feature::kAnySizes:
+      return !options.takes_sizes_from_inputs;
     case Feature::kOwnership:
       return options.has_ownership;
     default:

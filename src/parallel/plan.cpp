@@ -122,6 +122,16 @@ RankGroups groups_where(const ParallelPlan& plan, const Holds& holds) {
   return groups_along(plan.topology, names);
 }
 
+/// One pass cuts activations along all axes that do, in its outermost place.
+void join_cuts(std::vector<PlannedPass>& passes) {
+  const auto sequence = std::ranges::find(passes, PassOrder::kSequence, &PlannedPass::order);
+  const auto tensor = std::ranges::find(passes, PassOrder::kTensor, &PlannedPass::order);
+  if (sequence == passes.end() || tensor == passes.end()) return;
+  sequence->name += "; " + tensor->name;
+  sequence->axes.insert(sequence->axes.end(), tensor->axes.begin(), tensor->axes.end());
+  passes.erase(tensor);
+}
+
 /// In the chain's order.
 std::vector<PlannedPass> passes_of(const ParallelPlan& plan, const ParallelOptions& options) {
   std::vector<PlannedPass> passes;
@@ -137,6 +147,7 @@ std::vector<PlannedPass> passes_of(const ParallelPlan& plan, const ParallelOptio
   passes.push_back({PassOrder::kTouch, "pager", options.pager.stage == 3 ? plan.shards.axes : Names{}});
   std::stable_sort(passes.begin(), passes.end(),
                    [](const PlannedPass& one, const PlannedPass& other) { return one.order < other.order; });
+  join_cuts(passes);
   return passes;
 }
 
@@ -322,9 +333,9 @@ ParallelPlan make_plan(const Topology& ranks, int rank, const ParallelOptions& o
   plan.model = groups_where(plan, [](const AxisPart&) { return true; });
   plan.stage = groups_where(plan, [](const AxisPart& axis) { return axis.shares_layers; });
   plan.slices =
-      groups_where(plan, [](const AxisPart& axis) { return axis.shares_layers && axis.law == GradientLaw::kWhole; });
+      groups_where(plan, [](const AxisPart& axis) { return axis.shares_layers && axis.law == SharedGradient::kWhole; });
   plan.stages = groups_where(plan, [](const AxisPart& axis) { return !axis.law; });
-  const auto adds_gradients = [](const AxisPart& axis) { return axis.law == GradientLaw::kParts; };
+  const auto adds_gradients = [](const AxisPart& axis) { return axis.law == SharedGradient::kParts; };
   plan.sums = groups_where(plan, adds_gradients);
   plan.shards = groups_where(plan, [](const AxisPart& axis) { return axis.shards_states; });
   const RankGroups samples = groups_where(plan, [](const AxisPart& axis) { return !axis.shares_samples; });

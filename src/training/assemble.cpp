@@ -10,6 +10,7 @@
 #include "training/precision_table.h"
 #include "training/program_slices.h"
 #include "training/recompute_layers.h"
+#include "training/sequence_tensor_passes.h"
 #include "training/stage_tensors.h"
 #include "training/tensor_slices.h"
 #include "trireme/access/parameter_access.h"
@@ -21,7 +22,7 @@
 #include "trireme/device/stream.h"
 #include "trireme/intercept.h"
 #include "trireme/pager/leaf_modules.h"
-#include "trireme/sequence/sequence_parallel.h"
+#include "trireme/tensor/tensor_parallel.h"
 #include "trireme/training/model_agreement.h"
 #include "trireme/training/training.h"
 
@@ -69,6 +70,7 @@ TrainStepOptions step_options(const Config& config) {
 
 ParallelOptions parallel_options(const Config& config, const TrainingOptions& options) {
   ParallelOptions parallel = trireme::parallel_options(config);
+  parallel.takes_sizes_from_inputs = options.takes_sizes_from_inputs;
   parallel.has_ownership = options.has_ownership;
   return parallel;
 }
@@ -103,7 +105,7 @@ Config resolved_config(const TrainingOptions& options, int world_size) {
 
 Training::Training(Group& group, torch::nn::Module& module, const TrainingOptions& options)
     : config_(resolved_config(options, group.size())),
-      groups_(groups_of(group, parallel_options(config_), device_of(module))) {
+      groups_(groups_of(group, parallel_options(config_, options), device_of(module))) {
   assemble(module, options);
 }
 
@@ -182,11 +184,8 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
                                                      .spoil = [this](const std::string& why) { condition_.fail(why); }},
                                       step_options(config_));
   passes_ = OperatorPasses(config_, *pager_);
-  if (Group* const group = groups_.along("sequence"))
-    passes_.cuts.push_back(std::make_unique<SequenceParallel>(*group, config_.sequence_attention));
-  if (partition_) passes_.cuts.push_back(tensor_pass(*groups_.slices, *partition_, config_.tensor, slices_));
-  if (auto* const slices = passes_.find<TensorParallel>(); slices != nullptr && options.takes_sizes_from_inputs)
-    slices->speak_of_wholes();
+  passes_.cuts = partition_ ? passes_on_slices(groups_, config_, options, *partition_, slices_)
+                            : passes_on_whole_layers(groups_, config_);
   access_ = make_access(nullptr);
 }
 

@@ -9,7 +9,7 @@ namespace trireme {
 
 namespace {
 
-/// Groups that serve `device`, in place of those that do not. Along an axis without a GradientLaw ranks have other
+/// Groups that serve `device`, in place of those that do not. Along an axis without a SharedGradient ranks have other
 /// parameters, and send what they choose to: that group stays.
 TrainingGroups on_device(TrainingGroups groups, c10::Device device) {
   std::map<Group*, Group*> served;

@@ -18,43 +18,45 @@ OperatorPasses::OperatorPasses(const Config& config, const Pager& pager) {
 }
 
 void OperatorPasses::check_loss(const at::Tensor& loss) const {
-  for (const auto& cut : cuts) cut->check_loss(loss);
+  for (const CuttingPass& pass : cuts)
+    for (const auto& axis : pass.axes) axis->check_loss(loss);
 }
 
 bool OperatorPasses::is_part(const at::Tensor& tensor) const {
-  return std::any_of(cuts.begin(), cuts.end(), [&](const auto& cut) { return cut->is_part(tensor); });
+  return std::any_of(cuts.begin(), cuts.end(),
+                     [&](const CuttingPass& pass) { return pass.of_tensors().is_part(tensor); });
 }
 
 std::optional<std::vector<int64_t>> OperatorPasses::whole_sizes(const at::Tensor& tensor) const {
-  for (const auto& cut : cuts)
-    if (auto sizes = cut->whole_sizes(tensor)) return sizes;
+  for (const CuttingPass& pass : cuts)
+    if (auto sizes = pass.of_tensors().whole_sizes(tensor)) return sizes;
   return std::nullopt;
 }
 
 SentTensor OperatorPasses::sent(const at::Tensor& tensor) const {
   SentTensor result{tensor};
-  for (const auto& axis : cuts) {
+  for (const CuttingPass& pass : cuts) {
     if (!tensor.defined()) break;
-    SentTensor along_axis = axis->sent(result.tensor);
-    if (!along_axis.cut.empty() && !result.cut.empty())
-      throw Error(ErrorCode::kInternal, str("a tensor of ", tensor.sizes(), " is sent as a part along two axes"));
-    result.tensor = std::move(along_axis.tensor);
-    if (!along_axis.cut.empty()) result.cut = std::move(along_axis.cut);
+    SentTensor by_pass = pass.of_tensors().sent(result.tensor);
+    if (!by_pass.cut.empty() && !result.cut.empty())
+      throw Error(ErrorCode::kInternal, str("a tensor of ", tensor.sizes(), " is sent as a part of two passes"));
+    result.tensor = std::move(by_pass.tensor);
+    if (!by_pass.cut.empty()) result.cut = std::move(by_pass.cut);
   }
   return result;
 }
 
 at::Tensor OperatorPasses::taken(const at::Tensor& tensor, const std::string& cut) const {
   at::Tensor result = tensor;
-  for (const auto& axis : cuts)
-    if (!cut.empty()) result = axis->taken(result, cut);
+  for (const CuttingPass& pass : cuts)
+    if (!cut.empty()) result = pass.of_tensors().taken(result, cut);
   return result;
 }
 
 at::Tensor OperatorPasses::whole(const at::Tensor& tensor) const {
   at::Tensor result = tensor;
-  for (const auto& axis : cuts)
-    if (result.defined()) result = axis->whole(result);
+  for (const CuttingPass& pass : cuts)
+    if (result.defined()) result = pass.of_tensors().whole(result);
   return result;
 }
 

@@ -177,21 +177,18 @@ void join_parameters(Group& tensor, const PartitionPlan& plan, const std::vector
   }
 }
 
-std::unique_ptr<TensorParallel> tensor_pass(Group& tensor, const PartitionPlan& plan,
-                                            const TensorParallelOptions& options,
-                                            const std::vector<NamedParameter>& parameters) {
-  auto pass = std::make_unique<TensorParallel>(tensor);
-  if (options.sequence_parallel) pass->shard_tokens();
-  if (options.tp_overlap_comm) pass->overlap_sums();
+void add_slices(TensorParallel& pass, const PartitionPlan& plan, const TensorParallelOptions& options,
+                const std::vector<NamedParameter>& parameters) {
+  if (options.sequence_parallel) pass.shard_tokens();
+  if (options.tp_overlap_comm) pass.overlap_sums();
   for (size_t i = 0; i < parameters.size(); ++i) {
     const PartitionedParameter& planned = plan.parameters[i];
     // Logits stay cut: a loss needs three numbers of each token, and what needs them all gathers them.
     const bool gathers = !is_output_head(planned) &&
                          std::any_of(planned.uses.begin(), planned.uses.end(),
                                      [](const TensorUse& use) { return use.output == TensorExchange::kGather; });
-    pass->add(parameters[i].tensor, planned.parts, gathers, planned.name);
+    pass.add(parameters[i].tensor, planned.parts, gathers, planned.name);
   }
-  return pass;
 }
 
 }  // namespace trireme

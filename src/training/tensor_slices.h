@@ -42,9 +42,8 @@ std::vector<NamedParameter> cut_copies(int rank, std::span<const PartitionedPara
 /// Parameters that `plan` cuts become whole again, the same tensor objects. One at a time. Collective over `tensor`.
 void join_parameters(Group& tensor, const PartitionPlan& plan, const std::vector<NamedParameter>& parameters);
 
-/// The pass over operators on the slices, of `parameters` that a pager manages by now.
-std::unique_ptr<TensorParallel> tensor_pass(Group& tensor, const PartitionPlan& plan,
-                                            const TensorParallelOptions& options,
-                                            const std::vector<NamedParameter>& parameters);
+/// Declares the slices to their pass, of `parameters` that a pager manages by now.
+void add_slices(TensorParallel& pass, const PartitionPlan& plan, const TensorParallelOptions& options,
+                const std::vector<NamedParameter>& parameters);
 
 }  // namespace trireme

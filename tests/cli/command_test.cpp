@@ -573,12 +573,13 @@ TEST(PlanCommand, RefusesWhatTheTensorAxisCannotBe) {
 TEST(PlanCommand, RefusesWhatARunIsRefused) {
   const TemporaryFolder folder;
   const std::string file = folder.write("a.json", R"({"train_batch_size": 8, "sequence_parallel_size": 2})");
-  const std::string both = folder.write(
-      "b.json",
-      R"({"train_micro_batch_size_per_gpu": 1, "sequence_parallel_size": 2, "tensor_parallel": {"autotp_size": 2}})");
+  const std::string both = folder.write("b.json",
+                                        R"({"train_micro_batch_size_per_gpu": 1, "sequence_parallel_size": 2,
+          "tensor_parallel": {"autotp_size": 2, "sequence_parallel": true}})");
   expect_wrong_use({"plan", "--config", both, "--world", "4"},
-                   "trireme plan: axes \"sequence\" of 2 and \"tensor\" of 2 ranks: layers in slices do not take parts "
-                   "of sequences yet; make one of the two 1");
+                   "trireme plan: tensor_parallel.sequence_parallel: on 2 ranks along \"tensor\" and 2 along "
+                   "\"sequence\" tokens would be cut twice, which is not there yet; remove the key, or make one of the "
+                   "two 1");
   expect_wrong_use({"plan", "--config", file, "--world", "2", "--rank", "2"},
                    "trireme plan: --rank 2: there are 2 ranks; give one below, or --world");
   expect_wrong_use({"plan", "--config", file, "--world", "2", "--stages", "2"},

@@ -80,6 +80,35 @@ TEST_F(TrainSlices, TrainAndGoOnAsWholeModelsDo) {
   EXPECT_EQ(saved_weights("more").size(), saved_weights("whole").size());
 }
 
+// Parts of sequences beside slices of layers, also in stages; a Gpt has queries, keys and values in one matrix.
+TEST_F(TrainSlices, OnPartsOfSequencesTrainAsWholeModelsDo) {
+  const std::string gpt = folder_.write("gpt.json", R"({"model_type": "gpt2", "vocab_size": 256, "n_positions": 32,
+      "n_embd": 32, "n_layer": 2, "n_head": 4})");
+  const auto config_of = [&](const std::string& name, const std::string& keys) {
+    return folder_.write(name + ".json", str(R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": 3})",
+                                             keys, "}"));
+  };
+  const std::string both = R"(, "tensor_parallel": {"autotp_size": 2}, "sequence_parallel_size": 2)";
+  for (const std::string& model : {model_, gpt}) {
+    SCOPED_TRACE(model);
+    const std::string of = model == gpt ? "gpt" : "llama";
+    const auto whole = run_program(with(run(of, config_of(of, ""), "1"), "--model", model));
+    ASSERT_EQ(whole.exit_code, 0) << whole.err;
+    const auto expected = numbers_of(of, "loss");
+    for (const auto& [name, keys, ranks] : {std::tuple{"Ulysses", both, "4"},
+                                            {"ring", both + R"(, "trireme": {"sequence_attention": "ring"})", "4"},
+                                            {"stages", both + R"(, "pipeline": {"stages": 2})", "8"}}) {
+      SCOPED_TRACE(name);
+      const auto done = run_program(with(run(of + name, config_of(of + name, keys), ranks), "--model", model));
+      ASSERT_EQ(done.exit_code, 0) << done.err;
+      EXPECT_NE(done.err.find("sequences cut over 2 ranks, layers cut over 2 ranks"), std::string::npos) << done.err;
+      expect_losses(of + name, expected);
+      EXPECT_NEAR(validation_loss(done), validation_loss(whole), 2e-4);
+    }
+  }
+}
+
 TEST_F(TrainSlices, SampleAsWholeModelsDo) {
   auto words = [&](const std::string& out, int tensor, const std::string& ranks) {
     return with(run(out, config(tensor, 3), ranks, {"--lr", "0", "--prompt", "line"}), "--steps", "1");

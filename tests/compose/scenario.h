@@ -92,9 +92,10 @@ struct Outcome {
   std::map<std::string, at::Tensor> parameters;
 };
 
-/// A Llama whose output layer is its embedding.
+/// A Llama whose output layer is its embedding, with two heads for each slice of a layer.
 inline LlamaOptions small_tied_llama() {
   LlamaOptions options = small_llama();
+  options.num_attention_heads = 4;
   options.tie_word_embeddings = true;
   return options;
 }
@@ -263,8 +264,9 @@ inline std::shared_ptr<LlamaImpl> model_of(const Scenario& scenario, Group& worl
 inline InitializeOptions options_of(const Scenario& scenario, const Group& world, Notes& notes) {
   InitializeOptions options{.config = config_of(scenario), .parameter_groups = scenario.parameter_groups};
   options.partition_model = PartitionModel{.model_type = "llama",
-                                           .heads = small_llama().num_attention_heads,
-                                           .key_value_heads = small_llama().num_key_value_heads};
+                                           .heads = small_tied_llama().num_attention_heads,
+                                           .key_value_heads = small_tied_llama().num_key_value_heads};
+  options.takes_sizes_from_inputs = scenario.has_sequence_parts && scenario.has_slices;
   if (scenario.has_client_optimizer)
     options.client_optimizer = [&notes, rank = world.rank()](const std::vector<at::Tensor>& parts,
                                                              const std::vector<std::string>& names) {

@@ -19,7 +19,7 @@ const AxisPart& mirror_axis() {
                                 .shares_samples = true,
                                 .shares_layers = true,
                                 .shards_states = false,
-                                .law = GradientLaw::kParts,
+                                .law = SharedGradient::kParts,
                                 .together = "mirror each other",
                                 .pass = [](const ParallelOptions&) -> std::optional<PlannedPass> {
                                   return PlannedPass{PassOrder::kRecompute, "mirrors"};

@@ -261,18 +261,19 @@ TEST(ParallelPlan, TheOrderOfAxesDecidesWhoIsNeighbour) {
 }
 
 TEST(ParallelPlan, PassesStandInTheOrderOfTheChain) {
-  for (const auto& [sequence, tensor] : {std::pair{1, 1}, {2, 1}, {1, 2}})
+  for (const auto& [sequence, tensor] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 2}})
     for (const bool tiles : {false, true})
       for (const bool recomputes : {false, true}) {
         const Degrees degrees{.data = 2, .tensor = tensor, .sequence = sequence};
         const ParallelPlan plan = make_plan(topology_of(degrees, 2 * sequence * tensor), 0,
                                             {.degrees = degrees,
                                              .pager = policy_of(3),
+                                             .takes_sizes_from_inputs = true,
                                              .recomputes_selectively = recomputes,
                                              .computes_in_tiles = tiles});
         std::vector<PassOrder> expected;
         if (sequence > 1) expected.push_back(PassOrder::kSequence);
-        if (tensor > 1) expected.push_back(PassOrder::kTensor);
+        if (tensor > 1 && sequence == 1) expected.push_back(PassOrder::kTensor);
         if (tiles) expected.push_back(PassOrder::kTiles);
         if (recomputes) expected.push_back(PassOrder::kRecompute);
         expected.push_back(PassOrder::kTouch);
@@ -281,6 +282,9 @@ TEST(ParallelPlan, PassesStandInTheOrderOfTheChain) {
         EXPECT_EQ(found, expected);
         EXPECT_TRUE(std::is_sorted(found.begin(), found.end()));
         EXPECT_EQ(plan.passes.back().axes, plan.shards.axes);
+        if (sequence > 1 && tensor > 1) {
+          EXPECT_EQ(plan.passes.front().axes, (std::vector<std::string>{"sequence", "tensor"}));
+        }
       }
 }
 
@@ -305,10 +309,14 @@ TEST(ParallelPlan, RefusesAxesAndDegreesByName) {
             "degrees.expert=2 is not there yet; leave it 1");
   EXPECT_EQ(refusal_of(Topology({{"data", 2}}), {.degrees = {.data = 2, .tensor = 2}}),
             "tensor_parallel.autotp_size=2, and the grid has 1 ranks on the axis \"tensor\"; make the two the same");
-  EXPECT_EQ(
-      refusal_of(Topology({{"sequence", 2}, {"tensor", 3}}), {.degrees = {.tensor = 3, .sequence = 2}}),
-      "axes \"sequence\" of 2 and \"tensor\" of 3 ranks: layers in slices do not take parts of sequences yet; make "
-      "one of the two 1");
+  EXPECT_EQ(refusal_of(Topology({{"sequence", 2}, {"tensor", 3}}), {.degrees = {.tensor = 3, .sequence = 2}}),
+            "axes \"sequence\" of 2 and \"tensor\" of 3 ranks: the program may compute with the sizes of a slice of a "
+            "parameter, beside activations that say the whole's; where it reads sizes of its inputs alone, set "
+            "InitializeOptions::takes_sizes_from_inputs, which programs in Python do not have yet, or make one of the "
+            "two 1");
+  EXPECT_EQ(refusal_of(Topology({{"sequence", 2}, {"tensor", 3}}),
+                       {.degrees = {.tensor = 3, .sequence = 2}, .takes_sizes_from_inputs = true}),
+            "");
   EXPECT_EQ(refusal_of(Topology({{"data", 2}}), {.degrees = {.pipe = 2}}),
             "degrees.pipe=2, and this engine's ranks have 1 on the axis \"pipe\"; train a PipelineModule, which cuts a "
             "model into stages, or leave it 1");
@@ -353,7 +361,12 @@ TEST(Exclusions, ThatOptionsTellAreRefusedByThePlan) {
          options.degrees = {.data = 1, .pipe = 2, .tensor = 2};
          options.shards_tokens = true;
        }},
-      {{Feature::kSequence, Feature::kTensor},
+      {{Feature::kShardedTokens, Feature::kSequence},
+       [](ParallelOptions& options) {
+         options.degrees = {.data = 1, .tensor = 2, .sequence = 2};
+         options.shards_tokens = options.takes_sizes_from_inputs = true;
+       }},
+      {{Feature::kAnySizes, Feature::kTensor},
        [](ParallelOptions& options) { options.degrees = {.data = 1, .tensor = 2, .sequence = 2}; }},
       {{Feature::kProgramSlices, Feature::kTensor},
        [](ParallelOptions& options) { options.degrees = {.data = 1, .tensor = 2, .model = 2}; }},

@@ -17,7 +17,7 @@ namespace trireme {
 struct ParallelOptions;
 
 /// Gradients of the parameters that ranks along an axis have in common.
-enum class GradientLaw : uint8_t {
+enum class SharedGradient : uint8_t {
   kParts,  ///< each rank's is a part of one sum
   kWhole,  ///< each rank's is all of it, and the same
 };
@@ -46,7 +46,7 @@ struct AxisPart {
   bool shares_samples;                  ///< take the same samples
   bool shares_layers;                   ///< have the same layers, whole or slices of them
   bool shards_states;                   ///< have shards of the states of their parameters
-  std::optional<GradientLaw> law;       ///< compute this of a gradient; nothing: they have no parameter in common
+  std::optional<SharedGradient> law;    ///< compute this of a gradient; nothing: they have no parameter in common
   const char* together = nullptr;       ///< do this together, as the plan prints it; null: not alone
   int Degrees::*degree = nullptr;       ///< are so many; null: as the topology says alone
   const char* member = nullptr;         ///< `degree` by its name

@@ -31,6 +31,7 @@ enum class Feature : uint8_t {
   kTensor,
   kProgramSlices,  ///< layers that the program has cut itself
   kShardedTokens,  ///< tensor_parallel.sequence_parallel
+  kAnySizes,       ///< a program that may read sizes of other tensors than its inputs
   kRingAttention,
   kDevice,          ///< parameters on a GPU
   kSeparateMemory,  ///< ranks that do not share memory

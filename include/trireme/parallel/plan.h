@@ -30,7 +30,8 @@ struct ParallelOptions {
   PagerPolicy pager = {};
   bool states_over_replicas = false;  ///< ShardMesh::states_over_replicas
   SequenceAttention sequence_attention = SequenceAttention::kUlysses;
-  bool shards_tokens = false;  ///< TensorParallelOptions::sequence_parallel
+  bool shards_tokens = false;            ///< TensorParallelOptions::sequence_parallel
+  bool takes_sizes_from_inputs = false;  ///< TrainingOptions::takes_sizes_from_inputs
   bool recomputes_selectively = false;
   bool computes_in_tiles = false;
   bool has_ownership = false;  ///< stages own parts of an unmodified model: Ownership

@@ -17,6 +17,14 @@
 
 namespace trireme {
 
+/// A pass that cuts activations, along one axis or several.
+struct CuttingPass {
+  std::vector<std::unique_ptr<CutActivations>> axes;  ///< the outermost first
+
+  /// The one that is asked about tensors: each axis knows what the pass knows.
+  CutActivations& of_tensors() const { return *axes.front(); }
+};
+
 /// The passes, on while this lives: as long as the Training, because losses are computed outside of forward().
 struct OperatorPasses {
   OperatorPasses() = default;
@@ -25,24 +33,25 @@ struct OperatorPasses {
 
   /// To call before the backward pass of `loss`. Throws StateError: gradients would be of a part of the loss.
   void check_loss(const at::Tensor& loss) const;
-  /// As CutActivations has them, of whichever axis cuts `tensor`.
+  /// As CutActivations has them, of whichever pass cuts `tensor`.
   bool is_part(const at::Tensor& tensor) const;
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) const;
   SentTensor sent(const at::Tensor& tensor) const;
   at::Tensor taken(const at::Tensor& tensor, const std::string& cut) const;
   at::Tensor whole(const at::Tensor& tensor) const;
-  /// The pass of class Pass; null: nothing is cut by it.
-  template <class Pass>
-  Pass* find() const {
-    for (const auto& cut : cuts)
-      if (auto* const found = dynamic_cast<Pass*>(cut.get())) return found;
+  /// The axis of class Axis; null: nothing is cut along it.
+  template <class Axis>
+  Axis* find() const {
+    for (const CuttingPass& pass : cuts)
+      for (const auto& axis : pass.axes)
+        if (auto* const found = dynamic_cast<Axis*>(axis.get())) return found;
     return nullptr;
   }
 
   // Null: the configuration does not ask for it.
   std::unique_ptr<SelectiveRecompute> recompute;
   std::unique_ptr<TiledComputation> tiled;
-  std::vector<std::unique_ptr<CutActivations>> cuts;  ///< one for each axis along which activations are cut
+  std::vector<CuttingPass> cuts;  ///< along other axes each
 };
 
 }  // namespace trireme

@@ -59,8 +59,8 @@ struct TrainingOptions {
   /// Where the ranks have an axis "model": names of the parameters that the program has cut over it; others it has
   /// whole.
   std::optional<std::set<std::string>> own_slices = {};
-  /// The module reads the sizes of its inputs only, never those of activations, which may be a rank's part. Required by
-  /// tensor_parallel.sequence_parallel.
+  /// The module reads the sizes of its inputs only, never those of activations or parameters, which may be a rank's
+  /// part. Required by tensor_parallel.sequence_parallel, and by "sequence" beside "tensor".
   bool takes_sizes_from_inputs = false;
   /// The module is a stage's part of an unmodified model, over which a step function runs (StepEngine).
   bool has_ownership = false;

@@ -59,8 +59,8 @@ class Training {
   /// world.
   ///
   /// Requires  the names of parameters and buffers differ from stage to stage.
-  /// Throws    ConfigError too: another axis longer than 1, or two of "pipe", "sequence" and "tensor"; degrees that are
-  ///           not the grid's.
+  /// Throws    ConfigError too: another axis longer than 1, or axes that do not go together (exclusions()); degrees
+  ///           that are not the grid's.
   Training(const Grid& grid, torch::nn::Module& module, const TrainingOptions& options);
   /// Local. Released parameters (ZeRO stage 3) cannot be read afterwards; destroy() gives them back.
   ~Training();

@@ -20,7 +20,7 @@ const AxisPart& replica_axis() {
       .shares_samples = false,
       .shares_layers = true,
       .shards_states = false,
-      .law = GradientLaw::kParts,
+      .law = SharedGradient::kParts,
       .together = "hold the same shards",
       .degree = &Degrees::replicas,
       .member = "degrees.replicas",
@@ -42,7 +42,7 @@ const AxisPart& shard_axis() {
                                 .shares_samples = false,
                                 .shares_layers = true,
                                 .shards_states = true,
-                                .law = GradientLaw::kParts};
+                                .law = SharedGradient::kParts};
   return axis;
 }
 

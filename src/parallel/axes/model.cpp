@@ -11,7 +11,7 @@ const AxisPart& model_axis() {
       .shares_samples = true,
       .shares_layers = true,
       .shards_states = false,
-      .law = GradientLaw::kWhole,
+      .law = SharedGradient::kWhole,
       .together = "have the program's slices",
       .degree = &Degrees::model,
       .member = "degrees.model",

@@ -12,7 +12,7 @@ const AxisPart& sequence_axis() {
       .shares_samples = true,
       .shares_layers = true,
       .shards_states = true,
-      .law = GradientLaw::kParts,
+      .law = SharedGradient::kParts,
       .together = "share samples",
       .degree = &Degrees::sequence,
       .member = "degrees.sequence",
@@ -25,9 +25,13 @@ const AxisPart& sequence_axis() {
         return PlannedPass{PassOrder::kSequence, is_ring ? "sequence, ring" : "sequence, Ulysses"};
       },
       .exclusions = {
-          {kTensor,
-           "axes \"sequence\" of {} and \"tensor\" of {} ranks: layers in slices do not take parts of sequences yet; "
-           "make one of the two 1"},
+          {.other = kTensor,
+           .text =
+               "axes \"sequence\" of {} and \"tensor\" of {} ranks: the program may compute with the sizes of a slice "
+               "of a parameter, beside activations that say the whole's; where it reads sizes of its inputs alone, "
+               "set InitializeOptions::takes_sizes_from_inputs, which programs in Python do not have yet, or make one "
+               "of the two 1",
+           .option = kAnySizes},
           {.other = kDevice,
            .text = kRingRefusal,
            .option = kRingAttention,

@@ -10,7 +10,7 @@ const AxisPart& tensor_axis() {
       .shares_samples = true,
       .shares_layers = true,
       .shards_states = false,
-      .law = GradientLaw::kWhole,
+      .law = SharedGradient::kWhole,
       .together = "share layers",
       .degree = &Degrees::tensor,
       .member = "degrees.tensor",
@@ -21,11 +21,18 @@ const AxisPart& tensor_axis() {
       .pass = [](const ParallelOptions&) -> std::optional<PlannedPass> {
         return PlannedPass{PassOrder::kTensor, "tensor"};
       },
-      .exclusions = {{.other = kMatrixOptimizer,
-                      .text =
-                          "optimizer {} looks at whole parameters, and with tensor_parallel (autotp_size={}) a rank "
-                          "has slices; use another optimizer, such as AdamW",
-                      .at = EngineCall::kInitialize}}};
+      .exclusions = {
+          {.other = kSequence,
+           .text =
+               "tensor_parallel.sequence_parallel: on {} ranks along \"tensor\" and {} along \"sequence\" tokens would "
+               "be cut twice, which is not there yet; remove the key, or make one of the two 1",
+           .option = kShardedTokens},
+          {.other = kMatrixOptimizer,
+           .text =
+               "optimizer {} looks at whole parameters, and with tensor_parallel (autotp_size={}) a rank has slices; "
+               "use another optimizer, such as AdamW",
+           .at = EngineCall::kInitialize},
+      }};
   return axis;
 }
 
