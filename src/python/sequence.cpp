@@ -68,10 +68,6 @@ void bind_parts(EngineBaseClass& engine) {
       .def("whole_sizes",
            [](const EngineBase& engine, const at::Tensor& tensor) { return engine.passes().whole_sizes(tensor); })
       .def_static("forget_sequence", &forget_sequence)
-      .def("speak_of_wholes",
-           [](EngineBase& engine) {
-             if (auto* const slices = engine.tensor()) slices->speak_of_wholes();
-           })
       .def_static("tells_wholes", [](const at::Tensor& tensor) { return PartTensor::of(tensor) != nullptr; })
       .def_static("run_backward", &run_backward, py::arg("roots"), py::arg("gradients"), py::arg("keep_graph"),
                   py::arg("create_graph"), py::arg("inputs"), py::arg("allow_unreachable"), py::arg("accumulate_grad"))

@@ -28,7 +28,7 @@ struct TensorParallel::Impl {
   const int axis;
   tensor::TensorPolicy& policy = dynamic_cast<tensor::TensorPolicy&>(pass->policy(axis));
   bool has_compared_loss = false;
-  bool has_slices = false, gives_parts = false;
+  bool has_slices = false;
 };
 
 PassAxis TensorParallel::axis(Group& group, int number) {
@@ -64,11 +64,8 @@ void TensorParallel::add(const at::Tensor& parameter, const std::vector<TensorPa
   impl_->pass->add(parameter, impl_->pass->with_cut(known, cut));
 }
 
-void TensorParallel::speak_of_wholes() { impl_->policy.speak_of_wholes(); }
-
 void TensorParallel::give_parts() {
   if (impl_->has_slices) throw StateError("give_parts: parameters have been added; call it before add()");
-  impl_->gives_parts = true;
   impl_->policy.speak_of_wholes();
   impl_->pass->give_parts();
 }

@@ -31,11 +31,10 @@ std::vector<CuttingPass> passes_on_slices(const TrainingGroups& groups, const Co
     const auto pass = std::make_shared<AxisPass>(PassOrder::kSequence, std::move(axes));
     passes[0].axes.push_back(std::make_unique<SequenceParallel>(pass, kOuter));
     slices = std::make_unique<TensorParallel>(pass, kInner);
-    slices->give_parts();
   } else {
     slices = std::make_unique<TensorParallel>(*groups.slices);
-    if (options.takes_sizes_from_inputs) slices->speak_of_wholes();
   }
+  if (options.takes_sizes_from_inputs) slices->give_parts();
   add_slices(*slices, plan, config.tensor, parameters);
   passes[0].axes.push_back(std::move(slices));
   return passes;

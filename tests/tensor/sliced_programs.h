@@ -133,8 +133,8 @@ inline void expect_same(const Program& program) {
   for (const int ranks : {2, 3}) {
     SCOPED_TRACE("ranks " + std::to_string(ranks));
     expect_same(program, ranks);
-    expect_same(program, ranks, {&TensorParallel::speak_of_wholes});
-    expect_same(program, ranks, {&TensorParallel::speak_of_wholes, &TensorParallel::shard_tokens});
+    expect_same(program, ranks, {&TensorParallel::give_parts});
+    expect_same(program, ranks, {&TensorParallel::give_parts, &TensorParallel::shard_tokens});
     expect_same(program, ranks, {&TensorParallel::overlap_sums});
   }
 }

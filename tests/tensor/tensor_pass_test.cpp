@@ -313,7 +313,7 @@ TEST(TensorPass, ProductsByLabels) {
     const at::Tensor scores = at::einsum("bghqd,bgkd->bghqk", {queries, k});
     return at::einsum("bghqk,bgkd->bghqd", {scores.softmax(-1), v}).reshape({kBatch, kHeads, kLength, kHeadSize});
   };
-  expect_same(attention(3, grouped), 3, {&TensorParallel::speak_of_wholes});
+  expect_same(attention(3, grouped), 3, {&TensorParallel::give_parts});
   expect_same(attention(3, grouped), 3);
   expect_same({.shapes = {{"w", {kHeads, kHidden, kHeadSize}}, {"o", {kHeads, kHeadSize, kHidden}}, {"n", {kHeadSize}}},
                .cuts = {{"w", {0}}, {"o", {0}}},
@@ -415,7 +415,7 @@ TEST(TensorPass, LargeSumsAreAddedUpByPieces) {
   for (const int ranks : {2, 3}) {
     SCOPED_TRACE("ranks " + std::to_string(ranks));
     expect_same(program, ranks, {&TensorParallel::overlap_sums});
-    expect_same(program, ranks, {&TensorParallel::speak_of_wholes, &TensorParallel::overlap_sums});
+    expect_same(program, ranks, {&TensorParallel::give_parts, &TensorParallel::overlap_sums});
   }
   program.loss = [loss](const Weights& w) {
     const auto body = [&](const at::Tensor& n) {
@@ -491,7 +491,7 @@ TEST(TensorPass, ShardedTokensMoveTheBytesOfWholeOnes) {
   constexpr int64_t kTokens = 4, kWide = 2 * kHidden;
   run_ranks(kRanks, [&](Rank& rank) {
     TensorParallel parallel(rank.world());
-    parallel.speak_of_wholes();
+    parallel.give_parts();
     parallel.shard_tokens();
     const auto add = [&](const std::vector<int64_t>& shape, int dim) {
       const auto parts = parts_of(shape, {dim}, kRanks);
@@ -528,16 +528,19 @@ TEST(TensorPass, ShardedTokensMoveTheBytesOfWholeOnes) {
 
 /// A program that reads sizes of a slice would take its tokens for all.
 TEST(TensorPass, ShardedTokensAreForProgramsThatSeeWholeSizes) {
-  run_ranks(2, [&](Rank& rank) {
-    TensorParallel parallel(rank.world());
-    parallel.shard_tokens();
-    const auto parts = parts_of({kHidden, kHidden}, {1}, 2);
-    const at::Tensor down = at::ones(local_shape(parts[0]));
-    parallel.add(down, parts);
-    EXPECT_THROW((void)at::linear(at::ones({kBatch, 4, kHidden}), down), StateError);
-    parallel.speak_of_wholes();
-    EXPECT_EQ(at::linear(at::ones({kBatch, 4, kHidden}), down).size(1), 2);
-  });
+  for (const bool gives_parts : {false, true})
+    run_ranks(2, [&](Rank& rank) {
+      TensorParallel parallel(rank.world());
+      if (gives_parts) parallel.give_parts();
+      parallel.shard_tokens();
+      const auto parts = parts_of({kHidden, kHidden}, {1}, 2);
+      const at::Tensor down = at::ones(local_shape(parts[0]));
+      parallel.add(down, parts);
+      const auto product = [&] { return at::linear(at::ones({kBatch, 4, kHidden}), down); };
+      if (!gives_parts) return (void)EXPECT_THROW((void)product(), StateError);
+      EXPECT_TRUE(parallel.is_part(product()));
+      EXPECT_EQ(product().size(1), 4);
+    });
 }
 
 /// Three numbers for each token, in two exchanges; nothing of the vocabulary's size.

@@ -57,9 +57,6 @@ class [[nodiscard]] TensorParallel final : public CutActivations {
   void add(const at::Tensor& parameter, const std::vector<TensorPart>& parts, bool gathers_output = false,
            const std::string& name = {});
 
-  /// From now on sizes and indices that operators are given mean whole tensors: for programs that read whole_sizes() as
-  /// the sizes of a slice, as Python's do. Otherwise they may mean either.
-  void speak_of_wholes();
   /// From now on a tensor that is cut says the whole's sizes where a program reads them, in C++ too, and in backward:
   /// it is a PartTensor. A parameter says those of its slice (PlainSlices), which a program's own function may take,
   /// too. Sizes and indices mean whole tensors.
@@ -70,7 +67,7 @@ class [[nodiscard]] TensorParallel final : public CutActivations {
   /// (the dim before the last); norms, dropout and residuals run on this rank's tokens; the next column-parallel layer
   /// gathers them. Sends as many bytes as without.
   ///
-  /// Requires  speak_of_wholes() or give_parts(): a program that reads the sizes of a part would take its tokens for
+  /// Requires  give_parts(): a program that reads the sizes of a part would take its tokens for
   ///           all. Refused.
   /// Source    Korthikanti et al., arXiv:2205.05198.
   void shard_tokens();

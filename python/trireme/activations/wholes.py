@@ -30,7 +30,6 @@ def watch(core):
         PATCHES.apply()
         streams.PATCHES.apply()
         _forget_sequences()  # kinds of tensors that were made since
-    core.speak_of_wholes()
     _cores.add(core)
 
 

@@ -29,8 +29,7 @@ const AxisPart& sequence_axis() {
            .text =
                "axes \"sequence\" of {} and \"tensor\" of {} ranks: the program may compute with the sizes of a slice "
                "of a parameter, beside activations that say the whole's; where it reads sizes of its inputs alone, "
-               "set InitializeOptions::takes_sizes_from_inputs, which programs in Python do not have yet, or make one "
-               "of the two 1",
+               "set InitializeOptions::takes_sizes_from_inputs, or make one of the two 1",
            .option = kAnySizes},
           {.other = kDevice,
            .text = kRingRefusal,
