@@ -80,7 +80,7 @@ TEST_F(TrainSlices, TrainAndGoOnAsWholeModelsDo) {
   EXPECT_EQ(saved_weights("more").size(), saved_weights("whole").size());
 }
 
-// Parts of sequences beside slices of layers, also in stages; a Gpt has queries, keys and values in one matrix.
+// Parts of sequences beside slices of layers; a Gpt has queries, keys and values in one matrix.
 TEST_F(TrainSlices, OnPartsOfSequencesTrainAsWholeModelsDo) {
   const std::string gpt = folder_.write("gpt.json", R"({"model_type": "gpt2", "vocab_size": 256, "n_positions": 32,
       "n_embd": 32, "n_layer": 2, "n_head": 4})");
@@ -96,9 +96,8 @@ TEST_F(TrainSlices, OnPartsOfSequencesTrainAsWholeModelsDo) {
     const auto whole = run_program(with(run(of, config_of(of, ""), "1"), "--model", model));
     ASSERT_EQ(whole.exit_code, 0) << whole.err;
     const auto expected = numbers_of(of, "loss");
-    for (const auto& [name, keys, ranks] : {std::tuple{"Ulysses", both, "4"},
-                                            {"ring", both + R"(, "trireme": {"sequence_attention": "ring"})", "4"},
-                                            {"stages", both + R"(, "pipeline": {"stages": 2})", "8"}}) {
+    for (const auto& [name, keys, ranks] :
+         {std::tuple{"Ulysses", both, "4"}, {"ring", both + R"(, "trireme": {"sequence_attention": "ring"})", "4"}}) {
       SCOPED_TRACE(name);
       const auto done = run_program(with(run(of + name, config_of(of + name, keys), ranks), "--model", model));
       ASSERT_EQ(done.exit_code, 0) << done.err;
