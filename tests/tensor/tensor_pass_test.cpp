@@ -511,14 +511,14 @@ TEST(TensorPass, ShardedTokensMoveTheBytesOfWholeOnes) {
     constexpr int64_t kHalf = (kRanks - 1) * kBatch * kTokens * kHidden * 4 / kRanks;  // of an all-reduce
     int64_t before = sent();
     at::Tensor x = at::embedding(table, ids);
-    EXPECT_EQ(x.size(1), kTokens / kRanks);
+    EXPECT_EQ(PartTensor::of(x)->local().size(1), kTokens / kRanks);
     EXPECT_EQ(sent() - before, kHalf);
     before = sent();
     x = block(block(x, up, down), up2, down2);
-    EXPECT_EQ(x.size(1), kTokens / kRanks);
+    EXPECT_EQ(PartTensor::of(x)->local().size(1), kTokens / kRanks);
     EXPECT_EQ(sent() - before, 2 * 2 * kHalf);
     const at::Tensor logits = at::linear(x, head);
-    EXPECT_EQ(logits.sizes(), at::IntArrayRef({kBatch, kTokens, kVocab / kRanks}));
+    EXPECT_EQ(PartTensor::of(logits)->local().sizes(), at::IntArrayRef({kBatch, kTokens, kVocab / kRanks}));
     const at::Tensor loss = squares(logits);
     before = sent();
     torch::autograd::backward({loss}, {});
@@ -537,7 +537,10 @@ TEST(TensorPass, ShardedTokensAreForProgramsThatSeeWholeSizes) {
       const at::Tensor down = at::ones(local_shape(parts[0]));
       parallel.add(down, parts);
       const auto product = [&] { return at::linear(at::ones({kBatch, 4, kHidden}), down); };
-      if (!gives_parts) return (void)EXPECT_THROW((void)product(), StateError);
+      if (!gives_parts) {
+        EXPECT_THROW((void)product(), StateError);
+        return;
+      }
       EXPECT_TRUE(parallel.is_part(product()));
       EXPECT_EQ(product().size(1), 4);
     });
@@ -670,7 +673,6 @@ TEST(TensorPass, RefusesByName) {
               }).find("aten::as_strided is not known"),
               std::string::npos);
     EXPECT_NE(text_of([&] { (void)(y * at::randn({3, 4})); }).find("aten::mul joins [3, 4]"), std::string::npos);
-    EXPECT_NE(text_of([&] { y.detach().select(1, 0).fill_(0); }).find("writes into a copy"), std::string::npos);
     EXPECT_NE(text_of([&] { parallel.check_loss(y); }).find("backward: the loss is a slice"), std::string::npos);
     EXPECT_NE(text_of([&] {
                 parallel.add(at::zeros({5, 8}), parts_of({8, 8}, {0}, 2));
