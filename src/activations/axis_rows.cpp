@@ -17,6 +17,7 @@
 #include "trireme/activations/axis_pass.h"
 #include "trireme/activations/decide.h"
 #include "trireme/base/error.h"
+#include "trireme/intercept/program.h"
 
 namespace trireme {
 namespace {
@@ -256,6 +257,11 @@ void RowRun::run(const PlacedArguments& found) {
     }));
   } else {
     next_(call_);
+    if (meaning_.own != nullptr)  // it may be a function whose backward is the operator's
+      for_each_tensor(call_.results(), [](const at::Tensor& result) {
+        if (result.defined() && result.grad_fn() != nullptr && is_function(*result.grad_fn()))
+          mark_operators(*result.grad_fn());
+      });
   }
   finish(*made, here, /*joins=*/!sum.defined(), added);
 }

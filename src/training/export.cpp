@@ -49,6 +49,7 @@ void Training::export_weights(const std::filesystem::path& directory, const Save
         "whole is it alone knows; save_checkpoint() keeps the slices of each rank",
         ErrorCode::kUnsupported);
   const CallerScope caller("save_16bit_model");
+  const WithoutInterception own_operators;
   take_user_writes();
   std::map<std::string, std::function<at::Tensor()>> mine;
   StageTensors here{.tensors = {}, .aliases = aliases_};

@@ -154,6 +154,10 @@ std::vector<NamedBuffer> present_buffers(const PresentBuffers& all, const Tensor
     if (buffer.device().is_meta() || buffer.layout() != at::kStrided)
       throw StateError(str("buffer '", name, "' is ", buffer.device().is_meta() ? "on meta" : "not dense",
                            " since initialize(), so ranks cannot share it: give it a dense tensor with values"));
+    if (!buffer.has_storage()) {  // a part, which Buffers refuses by name
+      present.push_back({name, buffer});
+      continue;
+    }
     if (StorageHandle::owner_of(*buffer.storage().unsafeGetStorageImpl()) != nullptr)
       throw StateError(str("buffer '", name,
                            "' is a view of a parameter since initialize(), and parameters are sharded: clone() it"));

@@ -81,7 +81,7 @@ except Exception as error:
     result = str(error)
 assert torch.equal(own.down.bias, before)
 """
-        self.assertIn("buffer 'average' [2] is a part of a tensor that is cut over ranks", self.on_ranks(2, program, as_deepspeed=True))
+        self.assertIn("buffer 'average' [4] is a part of a tensor that is cut over ranks", self.on_ranks(2, program, as_deepspeed=True))
 
 
 if __name__ == "__main__":

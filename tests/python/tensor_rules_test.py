@@ -105,9 +105,8 @@ class Rules(Case):
             with self.subTest(words):
                 self.assertIn(words, text)
 
-    def test_functions_that_work_by_element_run_on_slices(self):
-        refused, losses, gradients, wrong = self.on_ranks(2, _PROGRAM + """
-    from trireme.tensor.rules import works_by_element
+    def test_functions_of_a_program_run_on_slices(self):
+        losses, gradients = self.on_ranks(2, _PROGRAM + """
     class Cube(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -115,7 +114,7 @@ class Rules(Case):
             return x ** 3
         @staticmethod
         def backward(ctx, gradient):
-            return 3 * gradient * ctx.saved_tensors[0] ** 2
+            return 3 * gradient * ctx.saved_tensors[0] ** 2 / (1 + gradient.norm())
     class Own(Net):
         def forward(self, x):
             return (x + self.down(Cube.apply(self.up(self.norm(x))))).square().mean()
@@ -131,14 +130,10 @@ class Rules(Case):
         finally:
             engine.destroy()
         return [loss.item() - plain(x).item(), apart]
-    result = [told(step)]
-    works_by_element(Cube)
-    result += [*step(), told(lambda: works_by_element(Own))]
+    result = step()
 """)
-        self.assertIn("say so by trireme.tensor.rules.works_by_element()", refused)
         self.assertAlmostEqual(losses, 0, delta=1e-6)
         self.assertLess(gradients, 1e-5)
-        self.assertIn("is no subclass of torch.autograd.Function", wrong)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,9 @@ bool is_inside_of_operator() noexcept;
 /// Python.
 bool is_function(const torch::autograd::Node& node);
 
+/// `node`, which is_function(), belongs to an operator, whose kernel is made of functions: it is no program's.
+void mark_operators(torch::autograd::Node& node);
+
 /// Whether a program's code runs in this backward pass: its own function, a block that is computed again, a hook.
 /// Otherwise a node of libtorch's does, or of ours.
 bool program_runs_in_backward();

@@ -122,6 +122,19 @@ def _numel(original):
     return numel
 
 
+def _is_leaf(original):
+    """A leaf that is a part has a node in front of its gradient, which a function of the program's is to find."""
+    def is_leaf(self):
+        return original(self) or bool(_cores) and engines.EngineBase.is_leaf(self)
+    return is_leaf
+
+
+def _grad_fn(original):
+    def grad_fn(self):
+        return None if _cores and engines.EngineBase.is_leaf(self) else original(self)
+    return grad_fn
+
+
 def _broadcast(original):
     """libtorch computes the sizes of what it returns."""
     def broadcast(*tensors):
@@ -260,37 +273,6 @@ def _differentiated(original):
     return grad
 
 
-# Functions of transformers whose forward() and backward() work element by element.
-_BY_ELEMENT = {"transformers.models.bloom.modeling_bloom.GeLUFunction", "transformers.models.recurrent_gemma.modeling_recurrent_gemma.SqrtBoundDerivative"}
-
-
-def _works_by_element(function):
-    return getattr(function, "trireme_works_by_element", False) or f"{function.__module__}.{function.__qualname__}" in _BY_ELEMENT
-
-
-def _applied(original):
-    """A custom function whose result is a whole, of arguments that are parts, has a backward that knows of one rank.
-
-    `original` is the descriptor: a class method of Python's in torch 2.11, one of C's in later versions."""
-    def apply(cls, *args, **kwargs):
-        results = original.__get__(None, cls)(*args, **kwargs)
-        if _cores and torch.is_grad_enabled() and cls.__module__.partition(".")[0] not in ("torch", "trireme"):
-            parts = list(filter(_is_slice, args))
-            if not _works_by_element(cls) and any(core.is_slice(part) for part in parts for core in list(_cores)):
-                raise StateError(f"{cls.__qualname__}.apply: its argument {tuple(parts[0].shape)} is a tensor of which this rank has a slice, and so is the "
-                                 "gradient that its backward() gets, in which norms, sums and sizes are this rank's; write it by torch's operators, leave "
-                                 "the parameter whole that it is computed from (partition_config, \"partition_type\": \"skip\"), or, where forward() and "
-                                 "backward() work element by element, say so by trireme.tensor.rules.works_by_element()")
-            for result in results if isinstance(results, (tuple, list)) else (results,):
-                if parts and isinstance(result, torch.Tensor) and result.requires_grad and sizes_of_whole(result) is None:
-                    raise StateError(f"{cls.__qualname__}.apply: its argument {tuple(parts[0].shape)} is a tensor of which this rank has a part "
-                                     f"and its result {tuple(result.shape)} is not, so its backward() would give this rank's gradient alone; sum by torch's "
-                                     "operators outside of the function")
-        return results
-
-    return apply
-
-
 # --- indices ---
 
 def _getitem(original):
@@ -390,6 +372,7 @@ def _refusals(names, reason, why):
 
 _SIZES = "sizes of a part are the whole's"
 _NUMBERS = "numbers of a part are the whole's where that is known, and refused elsewhere"
+_LEAVES = "a leaf stays one where gradients of a program's functions pass a node to it"
 _PLACES = "places of elements are the whole's"
 
 PATCHES = Patches(__name__, "an engine is made that cuts samples or layers (sequence or tensor parallelism)", [
@@ -399,6 +382,8 @@ PATCHES = Patches(__name__, "an engine is made that cuts samples or layers (sequ
     *_rows(["Tensor.stride"], _stride, _SIZES),
     *_rows(["Tensor.numel", "Tensor.nelement", "numel"], _numel, _SIZES),
     *_rows(["Tensor.__len__"], _len, _SIZES),
+    *_rows(["Tensor.is_leaf"], _is_leaf, _LEAVES),
+    *_rows(["Tensor.grad_fn"], _grad_fn, _LEAVES),
     *_rows(["Tensor.__repr__"], _repr, _SIZES),
     Wrapped("torch", "broadcast_tensors", _SIZES, _broadcast, also=("torch.functional.broadcast_tensors",)),
     *_rows(["Tensor.__getitem__"], _getitem, _PLACES),
@@ -417,7 +402,6 @@ PATCHES = Patches(__name__, "an engine is made that cuts samples or layers (sequ
            "torch.utils.hooks"),
     *_rows(["ScriptFunction.__call__", "ScriptMethod.__call__"], _scripted, "refuses functions of TorchScript that read sizes of a part", "torch._C"),
     *_rows(["grad"], _differentiated, "gradients of slices come whole", "torch.autograd"),
-    *_rows(["Function.apply"], _applied, "refuses a function of the program whose backward pass would know of one rank alone", "torch.autograd"),
     Entry("torch.utils.checkpoint", "_allowed_determinism_checks_to_fns", "default", "torch compares tensors that are computed again by the sizes of parts",
           lambda _: _metadata),
     Added("torch.backends.mha", "_is_fastpath_enabled", "a whole layer is not one operator, into which nothing can look", _without_fast_path),

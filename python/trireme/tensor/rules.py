@@ -1,8 +1,5 @@
 """How operators of a program's own run on slices of layers that ranks share."""
-import torch
-
 from .._native import core
-from ..errors import ConfigError
 
 
 def register_partition_rule(op, rule):
@@ -19,15 +16,3 @@ def register_partition_rule(op, rule):
             what the operator gives.
     """
     core.register_partition_rule(op, rule)
-
-
-def works_by_element(function):
-    """Says of a torch.autograd.Function that its forward() and backward() compute each element of the result of those
-    at the same place: it runs on slices of layers then. Returns it, so that it may stand above the class.
-
-    Raises  ConfigError: no subclass of torch.autograd.Function.
-    """
-    if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
-        raise ConfigError(f"works_by_element: {function!r} is no subclass of torch.autograd.Function")
-    function.trireme_works_by_element = True
-    return function
