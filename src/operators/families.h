@@ -34,6 +34,7 @@ void localise_repeated(const RowCall& call, const LocalRow& local, LocalCall& he
 Row interleaved(const RowCall& call);
 void localise_interleaved(const RowCall& call, const LocalRow& local, LocalCall& here);
 Row stacked(const RowCall& call);
+Row of_bits(const RowCall& call);   ///< another dtype for the same memory
 Row of_pairs(const RowCall& call);  ///< a complex number as its two parts (view_as_real), and back
 
 // pieces.cpp: dims that are made of pieces of others.

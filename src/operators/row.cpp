@@ -57,6 +57,7 @@ RowCall::RowCall(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> argum
   const auto add = [&](const at::Tensor& tensor) {
     defined_.push_back(tensor.defined());
     floating_.push_back(tensor.defined() && tensor.is_floating_point());
+    itemsizes_.push_back(tensor.defined() ? static_cast<int64_t>(tensor.itemsize()) : 0);
     sizes_.push_back(tensor.defined() ? tensor.sizes().vec() : std::vector<int64_t>());
   };
   for (const c10::IValue& argument : arguments) {

@@ -55,6 +55,7 @@ constexpr RowOfNames kTable[] = {
     {{rows::repeated, rows::localise_repeated, "views"}, "repeat tile"},
     {{rows::interleaved, rows::localise_interleaved, "views"}, "repeat_interleave.self_int"},
     {{rows::stacked, nullptr, "views"}, "stack"},
+    {{rows::of_bits, nullptr, "views"}, "view.dtype"},
     {{rows::of_pairs, nullptr, "views"}, "view_as_real view_as_complex"},
     {{rows::slice, rows::localise_slice, "pieces"}, "slice.Tensor narrow. select.int"},
     {{rows::split, rows::localise_split, "pieces"},

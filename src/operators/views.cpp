@@ -284,6 +284,20 @@ Row stacked(const RowCall& call) {
   return row;
 }
 
+Row of_bits(const RowCall& call) {
+  Row row;
+  TensorFactors dims = dims_of(row, call.sizes(0));
+  row.arguments = {dims};
+  const int64_t from = call.itemsize(0);
+  const auto to = static_cast<int64_t>(c10::elementSize(call.value("dtype").toScalarType()));
+  if (from != to && !dims.empty()) {
+    for (const uint8_t factor : dims.back()) row.factors[factor].kind = FactorKind::kWhole;
+    dims.back() = row.dim(call.sizes(0).back() * from / to, FactorKind::kWhole);
+  }
+  row.results = {dims};
+  return row;
+}
+
 Row of_pairs(const RowCall& call) {
   Row row;
   TensorFactors dims = dims_of(row, call.sizes(0));

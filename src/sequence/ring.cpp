@@ -14,6 +14,7 @@
 #include "sequence/attention.h"
 #include "trireme/base/error.h"
 #include "trireme/base/pattern.h"
+#include "trireme/intercept/program.h"
 #include "trireme/sequence/refusals.h"
 
 namespace trireme::sequence {
@@ -138,6 +139,7 @@ struct RingFunction : torch::autograd::Function<RingFunction> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const ProgramScope local(ProgramScope::Whose::kOurs);
     const auto ring = c10::static_intrusive_pointer_cast<Ring>(context->saved_data["ring"].toCapsule());
     const auto saved = context->get_saved_variables();
     const at::Tensor &query = saved[0], &key = saved[1], &value = saved[2], &result = saved[3], &logsumexp = saved[4];

@@ -100,6 +100,8 @@ class RowCall {
   at::IntArrayRef sizes(size_t tensor) const { return sizes_[tensor]; }
   int64_t dims(size_t tensor) const { return static_cast<int64_t>(sizes_[tensor].size()); }
   bool is_floating_point(size_t tensor) const { return floating_[tensor]; }
+  /// Bytes of an element.
+  int64_t itemsize(size_t tensor) const { return itemsizes_[tensor]; }
   /// Number of the first tensor of the argument of this name in the schema; nothing: there is none, or it is no tensor.
   std::optional<size_t> tensor_of(const char* name) const;
 
@@ -127,6 +129,7 @@ class RowCall {
   std::string_view name_, overload_;
   std::vector<std::vector<int64_t>> sizes_;
   std::vector<bool> defined_, floating_;
+  std::vector<int64_t> itemsizes_;
   std::vector<int> first_;  ///< by argument: number of its first tensor; -1: it has none
 };
 

@@ -107,7 +107,7 @@ def cosine_attention(m, input_ids, labels):
     return _finish(m, x, sdpa(functional.normalize(query, dim=-1), functional.normalize(key, dim=-1), value, scale=2.0), labels)
 
 
-@row(REFUSED, on_four=True)
+@row(RIGHT, on_four=True)
 def attention_written_out(m, input_ids, labels):
     x = m.embed(input_ids)
     query, key, value = _qkv(m, x)
@@ -115,7 +115,7 @@ def attention_written_out(m, input_ids, labels):
     return _finish(m, x, weights @ value, labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def causal_attention_written_out(m, input_ids, labels):
     x = m.embed(input_ids)
     query, key, value = _qkv(m, x)
@@ -124,7 +124,7 @@ def causal_attention_written_out(m, input_ids, labels):
     return _finish(m, x, scores.softmax(-1) @ value, labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def attention_by_einsum(m, input_ids, labels):
     x = m.embed(input_ids)
     query, key, value = _qkv(m, x)
@@ -132,7 +132,7 @@ def attention_by_einsum(m, input_ids, labels):
     return _finish(m, x, torch.einsum("bhqk,bhkd->bhqd", weights, value), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def attention_by_bmm(m, input_ids, labels):
     x = m.embed(input_ids)
     query, key, value = (part.flatten(0, 1) for part in _qkv(m, x))
@@ -140,7 +140,7 @@ def attention_by_bmm(m, input_ids, labels):
     return _finish(m, x, attended.view(x.shape[0], HEADS, -1, SIZE), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def attention_by_baddbmm(m, input_ids, labels):
     """BLOOM's."""
     x = m.embed(input_ids)
@@ -150,7 +150,7 @@ def attention_by_baddbmm(m, input_ids, labels):
     return _finish(m, x, torch.bmm(weights, value).view(x.shape[0], HEADS, -1, SIZE), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def linear_attention(m, input_ids, labels):
     x = m.embed(input_ids)
     query, key, value = _qkv(m, x)
@@ -158,7 +158,7 @@ def linear_attention(m, input_ids, labels):
     return _finish(m, x, query.softmax(-1) @ state, labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def linear_attention_by_running_sums(m, input_ids, labels):
     x = m.embed(input_ids)
     query, key, value = _qkv(m, x)
@@ -166,7 +166,7 @@ def linear_attention_by_running_sums(m, input_ids, labels):
     return _finish(m, x, (query.unsqueeze(-2) @ state).squeeze(-2), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def attention_over_heads_by_mistake(m, input_ids, labels):
     """Queries [B, S, heads, size], not transposed: each token attends over its own heads, which is right on one rank
     and on all."""
@@ -175,7 +175,7 @@ def attention_over_heads_by_mistake(m, input_ids, labels):
     return loss_of(m.head(x + sdpa(query, key, value).flatten(2)), labels)
 
 
-@row(REFUSED, on_four=True)
+@row(RIGHT, on_four=True)
 def attention_with_five_dims(m, input_ids, labels):
     x = m.embed(input_ids)
     query, key, value = (part.unsqueeze(1) for part in _qkv(m, x))
@@ -197,7 +197,7 @@ def attention_of_one_head_without_its_dim(m, input_ids, labels):
     return loss_of(m.head(x + m.out(sdpa(*m.qkv(x).chunk(3, -1), is_causal=True))), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def chunked_attention_by_a_view(m, input_ids, labels):
     """Chunks of four tokens by a view: no chunk is on two ranks, but the view merges and splits tokens."""
     x = m.embed(input_ids)
@@ -205,7 +205,7 @@ def chunked_attention_by_a_view(m, input_ids, labels):
     return _finish(m, x, sdpa(query, key, value, is_causal=True).flatten(2, 3), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def dilated_attention_by_a_view(m, input_ids, labels):
     x = m.embed(input_ids)
     query, key, value = (part.unflatten(2, (-1, 2)).transpose(2, 3) for part in _qkv(m, x))
@@ -227,7 +227,7 @@ def cross_attention_to_as_many_learned_tokens(m, input_ids, labels):
     return _finish(m, x, sdpa(heads(m.out(x)), key, value), labels)
 
 
-@row(RIGHT, modules={"queries": lambda: floats(0, 5, HIDDEN)}, on_four=True, four=REFUSED)
+@row(RIGHT, modules={"queries": lambda: floats(0, 5, HIDDEN)}, on_four=True)
 def learned_queries_attend_to_all_tokens(m, input_ids, labels):
     """A perceiver: queries that are not cut, of keys that are."""
     x = m.embed(input_ids)
@@ -236,7 +236,7 @@ def learned_queries_attend_to_all_tokens(m, input_ids, labels):
     return functional.cross_entropy(m.head(pooled), torch.tensor([4, 7, 9])) + 0 * labels.sum()
 
 
-@row(REFUSED, modules={"sink_key": lambda: floats(0, 1, HEADS, 1, SIZE), "sink_value": lambda: floats(1, 1, HEADS, 1, SIZE)})
+@row(RIGHT, modules={"sink_key": lambda: floats(0, 1, HEADS, 1, SIZE), "sink_value": lambda: floats(1, 1, HEADS, 1, SIZE)})
 def learned_sinks_before_the_keys(m, input_ids, labels):
     x = m.embed(input_ids)
     query, key, value = _qkv(m, x)
@@ -314,7 +314,7 @@ def a_longer_cache_written_in_place(m, input_ids, labels):
     return _finish(m, x, sdpa(query, cache[0, :, :, :key.shape[2]], cache[1, :, :, :key.shape[2]], is_causal=True), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_cache_in_two_forwards(m, input_ids, labels):
     """The second half of the tokens attends to the first half's keys."""
     half = input_ids.shape[1] // 2
@@ -331,7 +331,7 @@ def multihead_attention_of_pytorch(m, input_ids, labels):
     return loss_of(m.head(x + m.mha(x, x, x, need_weights=False)[0]), labels)
 
 
-@row(REFUSED, modules={"mha": lambda: nn.MultiheadAttention(HIDDEN, HEADS, batch_first=True)})
+@row(RIGHT, modules={"mha": lambda: nn.MultiheadAttention(HIDDEN, HEADS, batch_first=True)})
 def multihead_attention_of_pytorch_with_weights(m, input_ids, labels):
     x = m.embed(input_ids)
     return loss_of(m.head(x + m.mha(x, x, x)[0]), labels)
@@ -390,7 +390,7 @@ def transformer_of_pytorch(m, input_ids, labels):
     return loss_of(m.head(m.transformer(x, x * 0.5, tgt_mask=mask, tgt_is_causal=True)), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def queries_out_of_a_part_of_the_tokens(m, input_ids, labels):
     """The last token alone asks."""
     x = m.embed(input_ids)

@@ -83,21 +83,21 @@ def a_mask_of_floats_by_where(m, input_ids, labels, attention_mask, position_ids
     return loss_of(logits(m, input_ids, attn_mask=bias[:, None]), labels)
 
 
-@row(REFUSED, placed, modules={"buckets": lambda: torch.randn(16, HEADS)})
+@row(RIGHT, placed, modules={"buckets": lambda: torch.randn(16, HEADS)})
 def relative_buckets_by_given_positions(m, input_ids, labels, position_ids):
     distance = (position_ids[:, :, None] - position_ids[:, None, :]).clamp(-8, 7) + 8
     bias = m.buckets[distance].permute(0, 3, 1, 2)
     return loss_of(logits(m, input_ids, attn_mask=bias), labels)
 
 
-@row(REFUSED, placed, modules={"buckets": lambda: nn.Embedding(16, HEADS)})
+@row(RIGHT, placed, modules={"buckets": lambda: nn.Embedding(16, HEADS)})
 def relative_buckets_by_an_embedding_shared_by_samples(m, input_ids, labels, position_ids):
     p = position_ids[0]
     distance = (p[:, None] - p[None, :]).clamp(-8, 7) + 8
     return loss_of(logits(m, input_ids, attn_mask=m.buckets(distance).permute(2, 0, 1)[None]), labels)
 
 
-@row(REFUSED, modules={"sink": lambda: torch.randn(HEADS)})
+@row(RIGHT, modules={"sink": lambda: torch.randn(HEADS)})
 def sinks_by_a_column_of_keys(m, input_ids, labels):
     x = m.embed(input_ids)
     q, k, v = (heads(part) for part in m.qkv(x).chunk(3, -1))
@@ -114,7 +114,7 @@ def talking_heads_of_values(m, input_ids, labels):
     return loss_of(m.head(m.out(joined(y))), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def joint_attention_of_two_streams(m, input_ids, labels):
     x, y = m.embed(input_ids), m.positions(input_ids)
     q, k, v = (heads(part) for part in m.qkv(torch.cat([x, y], 1)).chunk(3, -1))
@@ -134,7 +134,7 @@ def a_decoder_layer_of_pytorch_with_a_cut_memory(m, input_ids, labels):
 
 
 # on four ranks the memory is no longer as long as a part
-@row(REFUSED, lambda step: {**language(step), "whole_memory": floats(step, BATCH, 12, HIDDEN)}, modules={"layer": _decoder()}, four=RIGHT)
+@row(RIGHT, lambda step: {**language(step), "whole_memory": floats(step, BATCH, 12, HIDDEN)}, modules={"layer": _decoder()})
 def a_decoder_layer_of_pytorch_with_a_whole_memory_of_the_part_s_length(m, input_ids, labels, whole_memory):
     x = m.embed(input_ids)
     return loss_of(m.head(m.layer(x, whole_memory)), labels)
@@ -158,19 +158,19 @@ def an_encoder_layer_with_tokens_first_of_as_many_samples_as_the_part(m, input_i
     return loss_of(m.head(m.layer(x).transpose(0, 1)), labels)
 
 
-@sized(REFUSED, length=12, batch=6, width=24, head_count=4, modules={"layer": lambda: nn.TransformerEncoderLayer(24, 4, INNER, dropout=0.0)})
+@sized(RIGHT, length=12, batch=6, width=24, head_count=4, modules={"layer": lambda: nn.TransformerEncoderLayer(24, 4, INNER, dropout=0.0)})
 def samples_attend_to_each_other_where_tokens_are_taken_to_be_first(m, input_ids, labels):
     x = m.embed(input_ids)
     return loss_of(m.head(m.layer(x)), labels)
 
 
-@row(REFUSED, modules={"attention": lambda: nn.MultiheadAttention(HIDDEN, HEADS, batch_first=True, add_bias_kv=True)})
+@row(RIGHT, modules={"attention": lambda: nn.MultiheadAttention(HIDDEN, HEADS, batch_first=True, add_bias_kv=True)})
 def multihead_attention_of_pytorch_with_a_bias_token(m, input_ids, labels):
     x = m.embed(input_ids)
     return loss_of(m.head(m.attention(x, x, x, need_weights=False)[0]), labels)
 
 
-@row(REFUSED, modules={"attention": lambda: nn.MultiheadAttention(HIDDEN, HEADS, batch_first=True, add_zero_attn=True)})
+@row(RIGHT, modules={"attention": lambda: nn.MultiheadAttention(HIDDEN, HEADS, batch_first=True, add_zero_attn=True)})
 def multihead_attention_of_pytorch_with_a_zero_token(m, input_ids, labels):
     x = m.embed(input_ids)
     return loss_of(m.head(m.attention(x, x, x, need_weights=False)[0]), labels)

@@ -292,14 +292,14 @@ def images_cut_along_their_rows(model, cut, step):
     return loss_of(model(x), labels.flatten(1))
 
 
-@program(REFUSED, forward=lambda m, x: m.head(x + attend(m, x)))
+@program(RIGHT, forward=lambda m, x: m.head(x + attend(m, x)))
 def images_cut_along_their_rows_and_attended(model, cut, step):
     x = cut(input_ids=floats(step, BATCH, 8, 6, HIDDEN))["input_ids"].flatten(1, 2)
     labels = cut(input_ids=tokens(step, 3, length=48).view(BATCH, 8, 6))["input_ids"].flatten(1)
     return loss_of(model(x), labels)
 
 
-@program(REFUSED, forward=lambda m, x: m.head(x + attend(m, x)))
+@program(RIGHT, forward=lambda m, x: m.head(x + attend(m, x)))
 def images_of_which_a_view_merges_other_dims_first(model, cut, step):
     """[B, 6, columns] cut along columns, rows before: merged tokens of a rank are not neighbours in the whole."""
     x = cut(input_ids=floats(step, BATCH, 6, 8, HIDDEN), dim=2)["input_ids"].flatten(1, 2)

@@ -39,7 +39,7 @@ def packed_qkv_by_a_view_where_heads_are_the_part(m, input_ids, labels):
     return loss_of(m.head(m.out(y.permute(0, 2, 1, 3).reshape(x.shape))), labels)
 
 
-@sized(REFUSED, length=12, width=24, head_count=6)
+@sized(RIGHT, length=12, width=24, head_count=6)
 def attention_over_heads_of_each_token_of_as_many_heads_as_the_part(m, input_ids, labels):
     x = m.embed(input_ids)
     q, k, v = (part.view(*x.shape[:2], m.head_count, -1) for part in m.qkv(x).chunk(3, -1))
@@ -47,7 +47,7 @@ def attention_over_heads_of_each_token_of_as_many_heads_as_the_part(m, input_ids
     return loss_of(m.head(m.out(y.flatten(2))), labels)
 
 
-@sized(REFUSED, length=12, width=24, head_count=6)
+@sized(RIGHT, length=12, width=24, head_count=6)
 def attention_over_features_of_merged_tokens(m, input_ids, labels):
     x = m.embed(input_ids)
     q, k, v = (part.reshape(-1, m.head_count, 24 // m.head_count) for part in m.qkv(x).chunk(3, -1))
@@ -126,7 +126,7 @@ def alibi_of_given_positions_where_heads_are_the_part(m, input_ids, labels):
 
 
 # on four ranks the memory is no longer as long as a part
-@sized(REFUSED, length=24, width=24, head_count=2, modules={"memory": lambda: torch.randn(12, 24)}, four=RIGHT)
+@sized(RIGHT, length=24, width=24, head_count=2, modules={"memory": lambda: torch.randn(12, 24)})
 def cross_attention_to_a_memory_of_the_part_s_length(m, input_ids, labels):
     x = m.embed(input_ids)
     q = heads(x, m.head_count)
@@ -146,7 +146,7 @@ def a_perceiver_of_as_many_latents_as_the_part(m, input_ids, labels):
 
 
 # on four ranks the memory is no longer as long as a part
-@sized(REFUSED, length=24, width=20, inputs=lambda step: {"input_ids": tokens(step), "whole_memory": floats(step, BATCH, 12, HIDDEN)}, four=RIGHT)
+@sized(RIGHT, length=24, width=20, inputs=lambda step: {"input_ids": tokens(step), "whole_memory": floats(step, BATCH, 12, HIDDEN)})
 def cross_attention_to_uncut_states_of_the_part_s_length(m, input_ids, whole_memory):
     x = m.embed(input_ids)
     keys = heads(whole_memory, m.head_count)
@@ -181,7 +181,7 @@ def soft_targets_of_as_many_classes_as_tokens(m, input_ids, labels):
     return functional.cross_entropy(scores, soft)
 
 
-@sized(REFUSED, length=24, width=12, head_count=3)
+@sized(RIGHT, length=24, width=12, head_count=3, four=REFUSED)
 def gram_of_features_where_they_are_as_many_as_the_part(m, input_ids, labels):
     h = hidden(m, input_ids)
     gram = h.transpose(1, 2) @ h
@@ -195,7 +195,7 @@ def each_token_attends_with_its_features(m, input_ids, labels):
     return loss_of(m.head(torch.einsum("bsij,bsj->bsi", scores, x)), labels)
 
 
-@sized(REFUSED, length=12, width=6, head_count=3)
+@sized(RIGHT, length=12, width=6, head_count=3)
 def cross_covariance_attention_as_xcit_writes_it(m, input_ids, labels):
     x = m.embed(input_ids)
     q, k, v = (part.transpose(1, 2) for part in m.qkv(x).chunk(3, -1))
@@ -203,7 +203,7 @@ def cross_covariance_attention_as_xcit_writes_it(m, input_ids, labels):
     return loss_of(m.head((weights @ v).transpose(1, 2)), labels)
 
 
-@sized(REFUSED, length=12, width=6, head_count=3)
+@sized(RIGHT, length=12, width=6, head_count=3, four=REFUSED)
 def channels_attend_by_sdpa(m, input_ids, labels):
     x = m.embed(input_ids)
     q, k, v = (part.transpose(1, 2) for part in m.qkv(x).chunk(3, -1))
@@ -214,7 +214,7 @@ sized(REFUSED, length=2, batch=2, on_four=False, name="one token for each rank")
     lambda m, input_ids, labels: loss_of(m.head(hidden(m, input_ids)), labels))
 
 
-@sized(REFUSED, length=4, batch=1, width=4, head_count=1, on_four=True, stage=3)
+@sized(REFUSED, length=4, batch=1, width=4, head_count=1, on_four=True, stage=3, ring=RIGHT)
 def one_sample_of_four_tokens_one_head(m, input_ids, labels):
     h = hidden(m, input_ids)
     return loss_of(m.head(h)[:, :-1], labels[:, 1:])
@@ -254,7 +254,7 @@ def five_tokens(m, input_ids, labels):
 sized(REFUSED, length=1, batch=2, name="one token in all")(lambda m, input_ids, labels: loss_of(m.head(hidden(m, input_ids)), labels))
 
 
-@sized(REFUSED, length=8, batch=3, on_four=True)
+@sized(RIGHT, length=8, batch=3, on_four=True)
 def targets_three_tokens_on_where_parts_are_short(m, input_ids, labels):
     h = hidden(m, input_ids)
     total = 0
@@ -272,7 +272,7 @@ def targets_three_tokens_on_by_pad(m, input_ids, labels):
     return total
 
 
-@sized(REFUSED, length=10, batch=2, on_four=True)
+@sized(RIGHT, length=10, batch=2, on_four=True)
 def a_constant_slice_longer_than_a_part(m, input_ids, labels):
     h = hidden(m, input_ids)
     return m.head(h[:, :7]).square().mean() + m.head(h[:, 7:]).mean()

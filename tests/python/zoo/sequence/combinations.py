@@ -53,27 +53,27 @@ def heads_by_a_view_of_all_sizes(m, input_ids, labels):
     return loss_of(m.head(y), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def windows_of_half_a_part(m, input_ids, labels):
     x = m.embed(input_ids)
     windows = x.reshape(-1, LENGTH // 4, HIDDEN)
     return loss_of(m.head((windows + attend(m, windows)).reshape(x.shape)), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def windows_by_unflatten_of_a_part(m, input_ids, labels):
     x = m.embed(input_ids).unflatten(1, (-1, LENGTH // 2))
     return m.classes(x.mean(2)).square().mean()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_view_by_a_length_that_is_halved(m, input_ids, labels):
     x = m.embed(input_ids)
     pairs = x.view(x.shape[0], x.shape[1] // 2, 2, HIDDEN)
     return m.classes(pairs[:, :, 0]).square().mean()
 
 
-@row(REFUSED, placed)
+@row(RIGHT, placed)
 def two_masks_of_equal_counts(m, input_ids, labels, position_ids):
     h = hidden(m, input_ids)
     return (m.classes(h[position_ids % 2 == 0]) - m.classes(h[position_ids % 2 == 1])).square().mean()
@@ -128,7 +128,7 @@ def selected_tokens_put_back(m, input_ids, labels):
     return loss_of(m.head(h + out), labels)
 
 
-@row(REFUSED, placed)
+@row(RIGHT, placed)
 def selected_tokens_put_where_others_were(m, input_ids, labels, position_ids):
     h = hidden(m, input_ids)
     out = torch.zeros_like(h)
@@ -148,10 +148,10 @@ def the_variance_of_selected_labels(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels) * (1 + kept.var() / 1000)
 
 
-row(REFUSED, name="the first half by a number")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, :LENGTH // 2].mean(1)).square().mean())
-row(REFUSED, name="tokens but the last two")(lambda m, input_ids, labels: loss_of(logits(m, input_ids)[:, :-2], labels[:, 2:]))
-row(REFUSED, name="every other token")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, ::2].mean(1)).square().mean())
-row(REFUSED, name="tokens from the fifth on")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, 5:].mean(1)).square().mean())
+row(RIGHT, name="the first half by a number")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, :LENGTH // 2].mean(1)).square().mean())
+row(RIGHT, name="tokens but the last two")(lambda m, input_ids, labels: loss_of(logits(m, input_ids)[:, :-2], labels[:, 2:]))
+row(RIGHT, name="every other token")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, ::2].mean(1)).square().mean())
+row(RIGHT, name="tokens from the fifth on")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, 5:].mean(1)).square().mean())
 
 
 @row(RIGHT)

@@ -27,7 +27,7 @@ class _ChunkedLoss(torch.autograd.Function):
         return d * d_h, d * d_weight, None
 
 
-row(REFUSED, on_four=True, name="a fused linear cross entropy of its own")(
+row(RIGHT, on_four=True, name="a fused linear cross entropy of its own")(
     lambda m, input_ids, labels: _ChunkedLoss.apply(hidden(m, input_ids), m.head.weight, labels))
 
 
@@ -51,7 +51,7 @@ class _LossByInnerGrad(torch.autograd.Function):
         return ctx.saved_tensors[0] * d, None
 
 
-row(REFUSED, name="a chunked loss whose gradient is taken in forward")(
+row(RIGHT, name="a chunked loss whose gradient is taken in forward")(
     lambda m, input_ids, labels: _LossByInnerGrad.apply(logits(m, input_ids), labels) / 60)
 
 
@@ -66,7 +66,7 @@ class _Mean(torch.autograd.Function):
         return (d / ctx.shape[1]).unsqueeze(1).expand(ctx.shape)
 
 
-row(REFUSED, name="a mean over tokens with a backward of its own")(
+row(RIGHT, name="a mean over tokens with a backward of its own")(
     lambda m, input_ids, labels: m.classes(_Mean.apply(hidden(m, input_ids))).square().mean())
 
 
@@ -81,7 +81,7 @@ class _Sum(torch.autograd.Function):
         return 2 * ctx.saved_tensors[0] * d
 
 
-row(REFUSED, name="a square sum with a backward of its own")(lambda m, input_ids, labels: _Sum.apply(hidden(m, input_ids)) / 1000)
+row(RIGHT, name="a square sum with a backward of its own")(lambda m, input_ids, labels: _Sum.apply(hidden(m, input_ids)) / 1000)
 
 
 class _Linear(torch.autograd.Function):
@@ -177,7 +177,7 @@ def vmapped_loss_of_samples(m, input_ids, labels):
     return each.mean() / 10
 
 
-@row(REFUSED)
+@row(RIGHT)
 def checkpoint_of_the_loss_in_chunks(m, input_ids, labels):
     h = hidden(m, input_ids)
     part = lambda a, b: functional.cross_entropy(m.head(a).flatten(0, 1), b.flatten(), reduction="sum")
@@ -198,7 +198,7 @@ def _scripted_pool(x: torch.Tensor) -> torch.Tensor:
     return x.sum(1) / x.size(1)
 
 
-row(REFUSED, says="of TorchScript reads sizes", name="a scripted pool by the length")(
+row(RIGHT, name="a scripted pool by the length")(
     lambda m, input_ids, labels: m.classes(_scripted_pool(hidden(m, input_ids))).square().mean())
 row(REFUSED, name="vmapped sum of samples")(
     lambda m, input_ids, labels: torch.func.vmap(lambda one: one.square().sum())(hidden(m, input_ids)).mean() / 100)
@@ -242,7 +242,7 @@ class _SumThenRoot(torch.autograd.Function):
         return d * x / y
 
 
-row(REFUSED, name="a norm with a backward of its own")(lambda m, input_ids, labels: _SumThenRoot.apply(hidden(m, input_ids)) / 10)
+row(RIGHT, name="a norm with a backward of its own")(lambda m, input_ids, labels: _SumThenRoot.apply(hidden(m, input_ids)) / 10)
 
 
 class _Entropy(torch.autograd.Function):
@@ -261,7 +261,7 @@ class _Entropy(torch.autograd.Function):
         return -d * p * (p.log() + each[..., None]) / each.numel()
 
 
-row(REFUSED, name="an entropy with a backward of its own")(lambda m, input_ids, labels: _Entropy.apply(m.classes(hidden(m, input_ids))))
+row(RIGHT, name="an entropy with a backward of its own")(lambda m, input_ids, labels: _Entropy.apply(m.classes(hidden(m, input_ids))))
 
 
 @row(REFUSED)
@@ -308,7 +308,7 @@ class _MaskedMean(torch.autograd.Function):
         return d * mask / mask.sum(), None
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_masked_mean_with_a_backward_of_its_own(m, input_ids, labels):
     losses = functional.cross_entropy(logits(m, input_ids).transpose(1, 2), labels, reduction="none")
     return _MaskedMean.apply(losses, (labels != -100).float())
@@ -327,7 +327,7 @@ class _ZLoss(torch.autograd.Function):
         return d * 2 * lse * (scores - lse).exp() / (scores.shape[0] * scores.shape[1])
 
 
-row(REFUSED, name="a z loss with a backward of its own")(lambda m, input_ids, labels: _ZLoss.apply(logits(m, input_ids)))
+row(RIGHT, name="a z loss with a backward of its own")(lambda m, input_ids, labels: _ZLoss.apply(logits(m, input_ids)))
 
 
 class _PooledSum(torch.autograd.Function):
@@ -341,7 +341,7 @@ class _PooledSum(torch.autograd.Function):
         return d[:, None].expand_as(ctx.like)
 
 
-row(REFUSED, name="a sum over tokens with a backward of its own")(
+row(RIGHT, name="a sum over tokens with a backward of its own")(
     lambda m, input_ids, labels: m.classes(_PooledSum.apply(hidden(m, input_ids))).square().mean())
 
 

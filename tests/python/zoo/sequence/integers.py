@@ -184,7 +184,7 @@ def ids_matched_with_ids(m, input_ids, labels):
     return loss_of(m.head(m.embed(input_ids) + m.positions(same)), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def ids_as_floats_and_products(m, input_ids, labels):
     x = input_ids.float()
     return loss_of(logits(m, input_ids), labels) + 1e-4 * (x @ x.T).sum() * m.out.bias.sum()
@@ -215,7 +215,7 @@ def a_branch_on_the_length(m, input_ids, labels):
     return loss_of(m.head(x + mlp(m, x) if input_ids.shape[1] > 16 else x), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def expert_usage_by_bincount_of_a_choice(m, input_ids, labels):
     """The choice comes of activations: its counts are of one rank's tokens."""
     x = hidden(m, input_ids)
@@ -237,7 +237,7 @@ def expert_usage_by_float_means(m, input_ids, labels):
     return loss_of(m.head(x), labels) + 0.01 * (used * m.classes.bias).sum(), {"used": used}
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_running_count_of_chosen_experts(m, input_ids, labels):
     """Places by cumsum over tokens, which then meet activations."""
     x = hidden(m, input_ids)
@@ -245,7 +245,7 @@ def a_running_count_of_chosen_experts(m, input_ids, labels):
     return loss_of(m.head(x * (place < 9).unsqueeze(-1)), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def tokens_sorted_by_their_experts(m, input_ids, labels):
     x = hidden(m, input_ids).flatten(0, 1)
     order = m.classes(x).argmax(-1).argsort()
@@ -263,7 +263,7 @@ def one_token_of_each_sample_written(m, input_ids, labels, whole_at):
     return loss_of(m.head(x), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def one_token_written_by_select(m, input_ids, labels):
     x = m.embed(input_ids) * 1.0
     x[:, 2] = m.out.bias
@@ -277,7 +277,7 @@ def the_first_tokens_written_by_a_slice(m, input_ids, labels):
     return loss_of(m.head(x), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def tokens_written_by_index_copy(m, input_ids, labels):
     x = (m.embed(input_ids) * 1.0).index_fill(1, torch.tensor([0, 5]), 0.5)
     return loss_of(m.head(x), labels)
@@ -310,7 +310,7 @@ def image_features_by_masked_scatter(m, input_ids, labels, whole_images):
     return loss_of(m.head(x), labels)
 
 
-@row(REFUSED, inputs=_images)
+@row(RIGHT, inputs=_images)
 def image_features_written_by_a_mask(m, input_ids, labels, whole_images):
     x = m.embed(input_ids) * 1.0
     x[input_ids % 3 == 0] = m.out(whole_images)[:int((input_ids % 3 == 0).sum())]

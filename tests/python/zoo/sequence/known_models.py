@@ -77,7 +77,7 @@ family("Llama, tied, at stage 3", "LlamaForCausalLM", {**LLAMA, "tie_word_embedd
 family("Llama with checkpointing", "LlamaForCausalLM", uncached(LLAMA), inputs=placed, checkpointing=True)
 family("Llama with recomputed layers", "LlamaForCausalLM", uncached(LLAMA), RIGHT, inputs=placed, config={"trireme": {"recompute": "full"}}, on_four=True)
 family("Llama with LoRA", "LlamaForCausalLM", LLAMA, inputs=placed, lora=True)
-family("Llama with eager attention", "LlamaForCausalLM", {**LLAMA, "attn_implementation": "eager"}, REFUSED, inputs=placed)
+family("Llama with eager attention", "LlamaForCausalLM", {**LLAMA, "attn_implementation": "eager"}, RIGHT, inputs=placed)
 family("Llama with dynamic NTK", "LlamaForCausalLM", {**LLAMA, "max_position_embeddings": 16, "rope_parameters": {
     "rope_type": "dynamic", "factor": 2.0, "rope_theta": 50.0}}, inputs=placed, needs_5=True, on_four=True, keeps_state=True)
 family("Llama with yarn", "LlamaForCausalLM", {**LLAMA, "rope_parameters": {
@@ -93,7 +93,7 @@ family("Qwen2 with windows in its last layer", "Qwen2ForCausalLM", {**LLAMA, "us
        inputs=placed)
 family("Qwen3", "Qwen3ForCausalLM", {**LLAMA, "head_dim": 8}, inputs=placed)
 family("Gemma", "GemmaForCausalLM", {**LLAMA, "head_dim": 8}, inputs=placed, on_four=True)
-family("Gemma 2", "Gemma2ForCausalLM", {**LLAMA, "head_dim": 8, "sliding_window": 14}, REFUSED, inputs=placed)
+family("Gemma 2", "Gemma2ForCausalLM", {**LLAMA, "head_dim": 8, "sliding_window": 14}, RIGHT, inputs=placed)
 family("Gemma 3", "Gemma3ForCausalLM", {**LLAMA, "head_dim": 8, "sliding_window": 14}, RIGHT, inputs=placed)
 family("Phi-3 with longrope", "Phi3ForCausalLM", {**LLAMA, "rope_parameters": _LONGROPE, "original_max_position_embeddings": 16, "resid_pdrop": 0.0,
                                                   "embd_pdrop": 0.0, "bos_token_id": 1, "eos_token_id": 2}, inputs=placed, needs_5=True, on_four=True)
@@ -102,11 +102,11 @@ family("Granite", "GraniteForCausalLM", LLAMA, RIGHT, inputs=placed)
 family("OLMo 2", "Olmo2ForCausalLM", LLAMA, RIGHT, inputs=placed)
 family("Cohere", "CohereForCausalLM", {**LLAMA, "bos_token_id": 1, "eos_token_id": 2}, RIGHT, inputs=placed)
 family("StableLM", "StableLmForCausalLM", LLAMA, RIGHT, inputs=placed)
-family("Mixtral", "MixtralForCausalLM", {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2}, REFUSED, inputs=placed, on_four=True)
+family("Mixtral", "MixtralForCausalLM", {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2}, RIGHT, inputs=placed, on_four=True)
 family("Mixtral with eager experts", "MixtralForCausalLM", {**LLAMA, "num_local_experts": 4, "experts_implementation": "eager"}, RIGHT, inputs=placed)
 family("Mixtral with its routers' loss", "MixtralForCausalLM", {**LLAMA, "num_local_experts": 4, "output_router_logits": True}, REFUSED, inputs=placed)
 family("Qwen3 with experts", "Qwen3MoeForCausalLM", {**LLAMA, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
-       REFUSED, inputs=placed)
+       RIGHT, inputs=placed)
 
 # GPT
 GPT2 = dict(n_embd=32, n_layer=2, n_head=4, vocab_size=WORDS, n_positions=64, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, bos_token_id=1, eos_token_id=2)
@@ -119,19 +119,19 @@ family("GPT-NeoX", "GPTNeoXForCausalLM", _NEOX, inputs=placed)
 family("GPT-NeoX with padding", "GPTNeoXForCausalLM", _NEOX, inputs=padded_and_placed)
 family("GPT-J", "GPTJForCausalLM", {**GPT2, "rotary_dim": 4}, RIGHT, inputs=placed)
 family("GPT-Neo", "GPTNeoForCausalLM", {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_size": WORDS, "max_position_embeddings": 64,
-                                        "window_size": 14, "attention_types": [[["global", "local"], 1]]}, REFUSED, inputs=placed)
+                                        "window_size": 14, "attention_types": [[["global", "local"], 1]]}, RIGHT, inputs=placed)
 _OPT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=44, vocab_size=WORDS, max_position_embeddings=64, dropout=0.0,
             word_embed_proj_dim=32)
 family("OPT with a mask", "OPTForCausalLM", _OPT, inputs=padded, on_four=True)
 family("OPT without a mask", "OPTForCausalLM", _OPT, RIGHT)
 family("OPT with position_ids", "OPTForCausalLM", _OPT, RIGHT, inputs=placed)
-family("BLOOM", "BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": WORDS}, REFUSED, on_four=True)
-family("BLOOM with a mask", "BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": WORDS}, REFUSED, inputs=padded)
+family("BLOOM", "BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": WORDS}, RIGHT, on_four=True)
+family("BLOOM with a mask", "BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": WORDS}, RIGHT, inputs=padded)
 family("Falcon", "FalconForCausalLM", {**PLAIN, "hidden_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2}, RIGHT, inputs=placed)
 family("Falcon with ALiBi", "FalconForCausalLM", {**PLAIN, "alibi": True, "bos_token_id": 1, "eos_token_id": 2}, RIGHT, inputs=padded)
-family("MPT", "MptForCausalLM", {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": WORDS, "max_seq_len": 64}, REFUSED)
-family("Mamba", "MambaForCausalLM", {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": WORDS, "state_size": 4}, REFUSED)
-family("RWKV", "RwkvForCausalLM", {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": WORDS, "context_length": 64}, REFUSED)
+family("MPT", "MptForCausalLM", {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": WORDS, "max_seq_len": 64}, RIGHT)
+family("Mamba", "MambaForCausalLM", {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": WORDS, "state_size": 4}, RIGHT)
+family("RWKV", "RwkvForCausalLM", {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": WORDS, "context_length": 64}, RIGHT)
 
 # BERT
 family("BERT", "BertForMaskedLM", BERT, inputs=with_types(placed), on_four=True)
@@ -145,8 +145,8 @@ family("DistilBERT", "DistilBertForMaskedLM", {"dim": 32, "n_layers": 2, "n_head
                                                "attention_dropout": 0.0, "max_position_embeddings": 64}, RIGHT, inputs=padded)
 family("ALBERT", "AlbertForMaskedLM", {**BERT, "embedding_size": 16}, RIGHT, inputs=with_types(padded_and_placed))
 family("ELECTRA", "ElectraForMaskedLM", {**BERT, "embedding_size": 16}, RIGHT, inputs=with_types(padded_and_placed))
-family("DeBERTa", "DebertaV2ForMaskedLM", {**BERT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, REFUSED, inputs=padded)
-family("MPNet", "MPNetForMaskedLM", BERT, REFUSED, inputs=padded)
+family("DeBERTa", "DebertaV2ForMaskedLM", {**BERT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, RIGHT, inputs=padded)
+family("MPNet", "MPNetForMaskedLM", BERT, RIGHT, inputs=padded)
 family("ModernBERT", "ModernBertForMaskedLM", {**PLAIN, "local_attention": 8, "global_attn_every_n_layers": 2, "attention_dropout": 0.0}, RIGHT,
        inputs=padded_and_placed)
 

@@ -88,7 +88,7 @@ def lengths_as_a_new_tensor_of_the_length(m, input_ids, labels):
     return m.classes(h[torch.arange(h.shape[0]), lengths - 1]).square().mean()
 
 
-@row(REFUSED, padded)
+@row(RIGHT, padded)
 def last_token_by_flat_places(m, input_ids, labels, attention_mask):
     h = hidden(m, input_ids)
     last = attention_mask.sum(1) - 1
@@ -96,7 +96,7 @@ def last_token_by_flat_places(m, input_ids, labels, attention_mask):
     return m.classes(h.reshape(-1, h.shape[-1])[flat]).square().mean()
 
 
-@row(REFUSED, padded)
+@row(RIGHT, padded)
 def last_token_by_flat_places_index_select(m, input_ids, labels, attention_mask):
     h = hidden(m, input_ids)
     flat = torch.arange(0, h.shape[0] * h.shape[1], h.shape[1]) + attention_mask.sum(1) - 1
@@ -207,26 +207,26 @@ def sum_divided_by_the_sum_of_ones_like(m, input_ids, labels):
     return losses.sum() / torch.ones_like(losses).sum()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def mean_over_tokens_by_a_matrix_of_ones(m, input_ids, labels):
     h = hidden(m, input_ids)
     pool = torch.full((1, h.shape[1]), 1.0 / h.shape[1])
     return m.classes((pool @ h)[:, 0]).square().mean()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def sum_over_tokens_by_einsum_with_ones(m, input_ids, labels):
     h = hidden(m, input_ids)
     return m.classes(torch.einsum("bsd,s->bd", h, torch.ones(h.shape[1]))).square().mean()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def sum_over_tokens_by_a_product_with_ones(m, input_ids, labels):
     h = hidden(m, input_ids)
     return m.classes(h.transpose(1, 2) @ torch.ones(h.shape[1])).square().mean()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def running_mean_by_tril_of_ones(m, input_ids, labels):
     h = hidden(m, input_ids)
     n = h.shape[1]

@@ -205,17 +205,18 @@ def product_of_two_totals(m, input_ids, labels, target):
 
 
 row(REFUSED, inputs=_features, name="norm of all differences")(lambda m, input_ids, labels, target: (hidden(m, input_ids) - target).norm())
-row(REFUSED, inputs=_features, name="largest difference")(lambda m, input_ids, labels, target: (hidden(m, input_ids) - target).abs().max())
+row(RIGHT, inputs=_features, name="largest difference")(lambda m, input_ids, labels, target: (hidden(m, input_ids) - target).abs().max())
 row(REFUSED, inputs=_features, name="median difference")(lambda m, input_ids, labels, target: (hidden(m, input_ids) - target).abs().median())
 row(REFUSED, inputs=_features, name="variance of all features")(lambda m, input_ids, labels, target: (hidden(m, input_ids) * target).var())
 row(REFUSED, inputs=_features, name="deviation of all features")(lambda m, input_ids, labels, target: (hidden(m, input_ids) * target).std())
 row(REFUSED, inputs=_features, name="logsumexp of all features")(
     lambda m, input_ids, labels, target: (hidden(m, input_ids) * target).flatten().logsumexp(0))
-row(REFUSED, inputs=_features, name="dot of flattened features")(
+# Terms of both signs nearly cancel.
+row(RIGHT, inputs=_features, tolerance=1e-4, name="dot of flattened features")(
     lambda m, input_ids, labels, target: torch.dot(hidden(m, input_ids).flatten(), target.flatten()) * 0.01)
-row(REFUSED, inputs=_features, name="vdot and inner of flattened features")(
+row(RIGHT, inputs=_features, tolerance=1e-4, name="vdot and inner of flattened features")(
     lambda m, input_ids, labels, target: torch.vdot(hidden(m, input_ids).flatten(), target.flatten()) * 0.01)
-row(REFUSED, inputs=_features, name="einsum to a number")(
+row(RIGHT, inputs=_features, name="einsum to a number")(
     lambda m, input_ids, labels, target: torch.einsum("bsd,bsd->", hidden(m, input_ids), target) * 0.01)
 
 
@@ -343,7 +344,7 @@ def losses_above_a_quantile(m, input_ids, labels):
     return (loss * (loss > torch.quantile(loss.detach(), 0.5))).mean()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def losses_weighted_by_a_softmax_over_tokens(m, input_ids, labels):
     loss = loss_of(logits(m, input_ids), labels, reduction="none").view_as(labels)
     return (loss.detach().softmax(1) * loss).sum()
@@ -381,13 +382,13 @@ def a_loss_that_decides_by_its_value(m, input_ids, labels):
     return loss * 2 if loss.item() > 1.0 else loss
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_loss_that_decides_by_activations(m, input_ids, labels):
     scores = logits(m, input_ids)
     return loss_of(scores, labels) * (2 if scores.max().item() > 1.2 else 1)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_loss_of_one_rank_s_tokens(m, input_ids, labels):
     """backward() begins at a tensor of no total: one token's loss."""
     return loss_of(logits(m, input_ids), labels, reduction="none")[30]

@@ -207,21 +207,21 @@ def causality_by_cumsum_of_ones(m, input_ids, labels):
     return _masked(m, input_ids, labels, (at[:, None, :] <= at[:, :, None])[:, None])
 
 
-@row(REFUSED)
+@row(RIGHT, four=REFUSED)
 def a_mask_that_activations_decide(m, input_ids, labels):
     x = m.embed(input_ids)
     mask = (m.score(x) > -0.3).squeeze(-1)[:, None, None, :].expand(-1, 1, x.shape[1], -1) | torch.eye(x.shape[1], dtype=torch.bool)
     return loss_of(m.head(x + attend(m, x, attn_mask=mask)), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_bias_that_activations_make(m, input_ids, labels):
     x = m.embed(input_ids)
     bias = m.score(x).squeeze(-1)[:, None, None, :].expand(-1, 1, x.shape[1], -1)
     return loss_of(m.head(x + attend(m, x, attn_mask=bias)), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_forgetting_bias_by_cumsum(m, input_ids, labels):
     """Gates of each token, added up along the sequence."""
     x = m.embed(input_ids)
@@ -287,7 +287,7 @@ def a_mask_given_whole_for_all_to_see(model, cut, step):
     return loss_of(model(ids, attn_mask=mask[:, None, None, :].bool()), labels)
 
 
-@row(REFUSED)
+@row(RIGHT, ring=REFUSED)
 def causal_with_fewer_keys_than_queries(m, input_ids, labels):
     """Keys without their last tokens."""
     x = m.embed(input_ids)

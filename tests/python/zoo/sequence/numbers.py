@@ -37,7 +37,7 @@ def accuracy_by_the_length_of_nonzero(m, input_ids, labels):
     return loss_of(scores, labels), {"right": len(right)}
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_confusion_matrix_by_bincount(m, input_ids, labels):
     scores = m.classes(hidden(m, input_ids))
     target = input_ids % CLASSES
@@ -108,7 +108,7 @@ def sums_of_ids_by_index_add_without_gradients(m, input_ids, labels):
     return loss_of(m.head(h), labels), {"sums": sums}
 
 
-@row(REFUSED)
+@row(RIGHT)
 def sums_of_ids_by_scatter_reduce(m, input_ids, labels):
     h = m.score(hidden(m, input_ids)).flatten()
     means = torch.zeros(VOCABULARY).scatter_reduce(0, input_ids.flatten(), h, "mean", include_self=False)
@@ -148,7 +148,7 @@ def centroids_by_products_without_gradients(m, input_ids, labels):
     return loss_of(m.head(h), labels), {"size": size, "total": total}
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_quantizer_s_scale_by_the_largest(m, input_ids, labels):
     h = hidden(m, input_ids)
     scale = h.detach().abs().max() / 127

@@ -6,7 +6,7 @@ from torch.nn import functional
 from .table import CLASSES, HIDDEN, REFUSED, RIGHT, VOCABULARY, heads, hidden, joined, logits, loss_of, row, words
 
 
-@row(REFUSED)
+@row(RIGHT)
 def mean_of_means_of_chunks(m, input_ids, labels):
     h = hidden(m, input_ids)
     losses = [loss_of(m.head(a), b) for a, b in zip(h.chunk(3, 1), input_ids.chunk(3, 1))]
@@ -14,7 +14,7 @@ def mean_of_means_of_chunks(m, input_ids, labels):
     return sum(losses) / 3
 
 
-@row(REFUSED)
+@row(RIGHT)
 def mean_of_means_of_splits_of_ignored_labels(m, input_ids, labels):
     scores = logits(m, input_ids)
     parts = list(zip(scores.split(8, dim=1), labels.split(8, dim=1)))
@@ -56,7 +56,7 @@ def label_smoothing_without_reduction(m, input_ids, labels):
     return losses[labels.flatten() != -100].mean()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def selected_losses_topk_of_a_sample(m, input_ids, labels):
     losses = functional.cross_entropy(logits(m, input_ids).transpose(1, 2), input_ids, reduction="none")
     return losses.topk(5, dim=1).values.mean()
@@ -134,7 +134,7 @@ def total_normalized_by_itself_detached(m, input_ids, labels):
     return loss / loss.detach() + other * (loss.detach() / other.detach()) + loss.exp().log1p()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def cosine_similarity_of_tokens_with_merged_targets(m, input_ids, labels):
     h = hidden(m, input_ids)
     e = m.embed(input_ids)
@@ -174,7 +174,7 @@ def entropy_of_the_mean_of_probabilities(m, input_ids, labels):
     return (mean * mean.log()).sum() - (p * p.log()).sum(-1).mean()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def barlow_twins_of_tokens(m, input_ids, labels):
     h = hidden(m, input_ids).flatten(0, 1)
     a, b = m.classes(h), m.classes(m.norm(h))
@@ -193,7 +193,7 @@ def vicreg_of_pooled_tokens(m, input_ids, labels):
     return functional.relu(1 - (z.var(0) + 1e-4).sqrt()).mean() + cov.square().sum() - cov.diagonal().square().sum()
 
 
-@row(REFUSED)
+@row(RIGHT, four=REFUSED)
 def info_nce_of_each_token_against_all_of_its_sample(m, input_ids, labels):
     h = functional.normalize(hidden(m, input_ids), dim=-1)
     sim = torch.bmm(h, h.transpose(1, 2))
@@ -219,7 +219,7 @@ def hidden_states_of_the_step_before(m, input_ids, labels):
     return loss + ((h - before).square().mean() if before is not None else 0.0)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_transformer_xl_memory_of_the_step_before(m, input_ids, labels):
     x = m.embed(input_ids)
     before = getattr(m, "memory", None)

@@ -38,10 +38,10 @@ def masked_mean_over_tokens_as_sentence_transformers_write_it(m, input_ids, atte
     return _loss(m, torch.sum(x * mask, 1) / torch.clamp(mask.sum(1), min=1e-9), whole_classes)
 
 
-row(REFUSED, inputs=classified, name="largest over tokens")(
+row(RIGHT, inputs=classified, name="largest over tokens")(
     lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids).max(dim=1).values, whole_classes))
-row(REFUSED, inputs=classified, name="amax over tokens")(lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids).amax(1), whole_classes))
-row(REFUSED, inputs=classified, name="logsumexp over tokens")(
+row(RIGHT, inputs=classified, name="amax over tokens")(lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids).amax(1), whole_classes))
+row(RIGHT, inputs=classified, name="logsumexp over tokens")(
     lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids).logsumexp(1), whole_classes))
 row(RIGHT, inputs=classified, on_four=True, name="first token")(
     lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids)[:, 0], whole_classes))
@@ -95,13 +95,13 @@ row(RIGHT, inputs=classified, name="tokens picked by a list")(
     lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids)[:, [0, 3, 7]].mean(1), whole_classes))
 
 
-@row(REFUSED, inputs=classified)
+@row(RIGHT, inputs=classified)
 def attention_pooling(m, input_ids, whole_classes):
     x = hidden(m, input_ids)
     return _loss(m, (m.score(x).softmax(1) * x).sum(1), whole_classes)
 
 
-@row(REFUSED, inputs=classified, on_four=True)
+@row(RIGHT, inputs=classified, on_four=True, four=REFUSED)
 def attention_pooling_by_a_product(m, input_ids, whole_classes):
     x = hidden(m, input_ids)
     return _loss(m, (m.score(x).softmax(1).transpose(1, 2) @ x).squeeze(1), whole_classes)
@@ -126,20 +126,20 @@ row(REFUSED, inputs=classified, name="adaptive max pool")(
     lambda m, input_ids, whole_classes: _loss(m, functional.adaptive_max_pool1d(hidden(m, input_ids).transpose(1, 2), 1).squeeze(-1), whole_classes))
 
 
-@row(REFUSED, inputs=classified)
+@row(RIGHT, inputs=classified)
 def statistics_of_tokens(m, input_ids, whole_classes):
     x = hidden(m, input_ids)
     return _loss(m, x.mean(1) + x.std(1), whole_classes)
 
 
-@row(REFUSED, inputs=classified)
+@row(RIGHT, inputs=classified)
 def variance_and_mean_of_tokens(m, input_ids, whole_classes):
     x = hidden(m, input_ids)
     variance, mean = torch.var_mean(x, dim=1)
     return _loss(m, variance + mean, whole_classes)
 
 
-row(REFUSED, inputs=classified, name="norm over tokens")(
+row(RIGHT, inputs=classified, name="norm over tokens")(
     lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids).norm(dim=1), whole_classes))
 
 
@@ -156,34 +156,34 @@ def tokens_without_their_mean(m, input_ids, labels):
     return functional.cross_entropy(m.head(x - x.mean(1, keepdim=True)).flatten(0, 1), labels.flatten())
 
 
-@row(REFUSED, inputs=lambda step: {"input_ids": tokens(step), "whole_classes": torch.randint(0, CLASSES, (BATCH,), generator=generator(step, 2))},
+@row(RIGHT, inputs=lambda step: {"input_ids": tokens(step), "whole_classes": torch.randint(0, CLASSES, (BATCH,), generator=generator(step, 2))},
      modules={"token": lambda: floats(2, 1, 1, HIDDEN)})
 def a_class_token_before_all(m, input_ids, whole_classes):
     x = torch.cat([m.token.expand(input_ids.shape[0], -1, -1), m.embed(input_ids)], dim=1)
     return _loss(m, x[:, 0] + x.mean(1), whole_classes)
 
 
-@row(REFUSED, inputs=lambda step: {**classified(step), "spans": torch.arange(LENGTH).div(6, rounding_mode="floor").repeat(BATCH, 1)})
+@row(RIGHT, inputs=lambda step: {**classified(step), "spans": torch.arange(LENGTH).div(6, rounding_mode="floor").repeat(BATCH, 1)})
 def means_of_spans_by_scatter(m, input_ids, spans, whole_classes):
     x = hidden(m, input_ids)
     sums = torch.zeros(BATCH, 4, HIDDEN).scatter_add(1, spans.unsqueeze(-1).expand(-1, -1, HIDDEN), x)
     return _loss(m, sums.relu().mean(1), whole_classes)
 
 
-@row(REFUSED, inputs=lambda step: {**classified(step), "spans": torch.arange(LENGTH).div(6, rounding_mode="floor").repeat(BATCH, 1)})
+@row(RIGHT, inputs=lambda step: {**classified(step), "spans": torch.arange(LENGTH).div(6, rounding_mode="floor").repeat(BATCH, 1)})
 def means_of_spans_by_one_hot(m, input_ids, spans, whole_classes):
     x = hidden(m, input_ids)
     sums = functional.one_hot(spans, 4).float().transpose(1, 2) @ x
     return _loss(m, sums.relu().mean(1), whole_classes)
 
 
-row(REFUSED, inputs=classified, name="embedding bag of a sample")(
+row(RIGHT, inputs=classified, name="embedding bag of a sample")(
     lambda m, input_ids, whole_classes: _loss(m, functional.embedding_bag(input_ids, m.embed.weight, mode="mean"), whole_classes))
 row(REFUSED, inputs=classified, modules={"gru": lambda: nn.GRU(HIDDEN, HIDDEN, batch_first=True)}, name="last state of a recurrence")(
     lambda m, input_ids, whole_classes: _loss(m, m.gru(m.embed(input_ids))[1].squeeze(0), whole_classes))
 
 
-@row(REFUSED, inputs=classified)
+@row(RIGHT, inputs=classified)
 def flattened_tokens_into_features(m, input_ids, whole_classes):
     """`flatten(1)`: tokens become features."""
     return _loss(m, hidden(m, input_ids).flatten(1).unflatten(1, (HIDDEN, -1)).sum(-1), whole_classes)
@@ -202,5 +202,5 @@ def mean_of_flattened_samples(m, input_ids, whole_classes):
     return _loss(m, pooled[:, None] * m.out.bias, whole_classes)
 
 
-row(REFUSED, inputs=classified, name="largest of flattened samples")(
+row(RIGHT, inputs=classified, name="largest of flattened samples")(
     lambda m, input_ids, whole_classes: _loss(m, hidden(m, input_ids).flatten(1).amax(1)[:, None] * m.out.bias, whole_classes))

@@ -274,7 +274,7 @@ def rotary_by_index_select(m, input_ids, labels, position_ids):
     return _rotary(m, input_ids, labels, lambda part: _rotated(part, cos, sin))
 
 
-@row(REFUSED, inputs=with_positions())
+@row(RIGHT, inputs=with_positions())
 def rotary_by_complex_numbers(m, input_ids, labels, position_ids):
     """Meta's."""
     angle = _angles(position_ids)
@@ -337,7 +337,7 @@ def rotary_in_place(m, input_ids, labels):
     return _rotary(m, input_ids, labels, rotate)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def rotary_by_complex_numbers_of_arange(m, input_ids, labels):
     angle = _angles(torch.arange(input_ids.shape[1]))
     turn = torch.polar(torch.ones_like(angle), angle)

@@ -19,19 +19,19 @@ def mean_of_few_selected_activations_in_python(m, input_ids, labels):
     return picked.sum() / max(len(picked), 1) * 0.1
 
 
-@row(REFUSED)
+@row(RIGHT)
 def the_first_of_the_selected(m, input_ids, labels):
     picked = hidden(m, input_ids)[labels != -100]
     return m.classes(picked[0]).square().mean() + m.classes(picked[-1]).square().mean()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def the_first_ten_of_the_selected(m, input_ids, labels):
     picked = hidden(m, input_ids)[labels != -100]
     return m.classes(picked[:10]).square().mean()
 
 
-@row(REFUSED, lambda step: {"input_ids": tokens(step), "labels": functional.one_hot(torch.tensor([2, 0, 4]), 6).repeat(1, 4)})
+@row(RIGHT, lambda step: {"input_ids": tokens(step), "labels": functional.one_hot(torch.tensor([2, 0, 4]), 6).repeat(1, 4)})
 def masked_tokens_of_each_sample_by_a_view(m, input_ids, labels):
     picked = hidden(m, input_ids)[labels == 1].view(input_ids.shape[0], -1, HIDDEN)
     return m.classes(picked.mean(1)).square().mean()
@@ -63,7 +63,7 @@ def selected_of_each_sample_meaned_in_a_list(m, input_ids, labels):
     return m.classes(means).square().mean()
 
 
-@row(REFUSED, padded)
+@row(RIGHT, padded)
 def real_tokens_of_each_sample_by_a_python_length(m, input_ids, labels, attention_mask):
     h = hidden(m, input_ids)
     lengths = attention_mask.sum(1).tolist()
@@ -77,30 +77,30 @@ def nested_tensors_of_real_tokens(m, input_ids, labels, attention_mask):
     return m.classes(nested.to_padded_tensor(0.0).sum(1)).square().mean()
 
 
-@row(REFUSED, padded)
+@row(RIGHT, padded)
 def pads_cut_off_by_the_longest_sample(m, input_ids, labels, attention_mask):
     n = int(attention_mask.sum(1).max()) - 4
     h = hidden(m, input_ids)
     return m.classes(h[:, :n]).square().mean()
 
 
-@row(REFUSED, padded)
+@row(RIGHT, padded)
 def the_first_real_token_of_one_sample(m, input_ids, labels, attention_mask):
     h = hidden(m, input_ids)
     n = int(attention_mask[1].sum())
     return m.classes(h[1, :n]).square().mean() + m.classes(h[1, n - 1]).square().mean()
 
 
-row(REFUSED, name="one sample s first seven tokens")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[1, :7]).square().mean())
-row(REFUSED, name="one sample s first fifteen tokens")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[1, :15].mean(0)).square().mean())
-row(REFUSED, name="one sample s tokens from the fifth on")(
+row(RIGHT, name="one sample s first seven tokens")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[1, :7]).square().mean())
+row(RIGHT, name="one sample s first fifteen tokens")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[1, :15].mean(0)).square().mean())
+row(RIGHT, name="one sample s tokens from the fifth on")(
     lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[1][4:].mean(0)).square().mean())
-row(REFUSED, name="all samples first fifteen tokens pooled")(
+row(RIGHT, name="all samples first fifteen tokens pooled")(
     lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, :15].mean(1)).square().mean())
-row(REFUSED, name="tokens from the fifth on pooled")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, 4:].sum(1)).square().mean())
+row(RIGHT, name="tokens from the fifth on pooled")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, 4:].sum(1)).square().mean())
 
 
-@row(REFUSED)
+@row(RIGHT)
 def rows_of_eighteen_merged_tokens(m, input_ids, labels):
     h = hidden(m, input_ids)
     return m.classes(h.reshape(-1, 18, HIDDEN).mean(1)).square().mean()
@@ -119,16 +119,16 @@ def selected_divided_by_numel_of_labels(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") / target.numel()
 
 
-row(REFUSED, name="loss of the first fifteen tokens")(lambda m, input_ids, labels: loss_of(logits(m, input_ids)[:, :15], input_ids[:, :15]))
+row(RIGHT, name="loss of the first fifteen tokens")(lambda m, input_ids, labels: loss_of(logits(m, input_ids)[:, :15], input_ids[:, :15]))
 
 
-@row(REFUSED)
+@row(RIGHT)
 def losses_of_the_first_fifteen_tokens(m, input_ids, labels):
     losses = functional.cross_entropy(logits(m, input_ids).transpose(1, 2), input_ids, reduction="none")
     return losses[:, :15].mean()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def losses_of_the_first_twelve_tokens(m, input_ids, labels):
     losses = functional.cross_entropy(logits(m, input_ids).transpose(1, 2), input_ids, reduction="none")
     return losses[:, :12].sum() / 36.5
@@ -136,12 +136,12 @@ def losses_of_the_first_twelve_tokens(m, input_ids, labels):
 
 row(RIGHT, name="ids of the first fifteen tokens")(lambda m, input_ids, labels: loss_of(logits(m, input_ids[:, :15]), input_ids[:, :15]))
 row(RIGHT, name="samples truncated to twenty tokens")(lambda m, input_ids, labels: loss_of(logits(m, input_ids[:, :20]), labels[:, :20]))
-row(REFUSED, name="the first of a split of fifteen")(
+row(RIGHT, name="the first of a split of fifteen")(
     lambda m, input_ids, labels: m.classes(hidden(m, input_ids).split(15, 1)[0].mean(1)).square().mean())
-row(REFUSED, name="narrowed to twelve")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids).narrow(1, 0, 12).mean(1)).square().mean())
-row(REFUSED, name="all but the last fifteen")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, :-15].sum(1)).square().mean())
-row(REFUSED, name="the last twenty tokens")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, -20:].mean(1)).square().mean())
-row(REFUSED, name="labels from minus twenty on")(lambda m, input_ids, labels: loss_of(logits(m, input_ids)[:, -20:], input_ids[:, -20:]))
+row(RIGHT, name="narrowed to twelve")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids).narrow(1, 0, 12).mean(1)).square().mean())
+row(RIGHT, name="all but the last fifteen")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, :-15].sum(1)).square().mean())
+row(RIGHT, name="the last twenty tokens")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids)[:, -20:].mean(1)).square().mean())
+row(RIGHT, name="labels from minus twenty on")(lambda m, input_ids, labels: loss_of(logits(m, input_ids)[:, -20:], input_ids[:, -20:]))
 
 
 @row(RIGHT)
@@ -151,14 +151,14 @@ def the_first_fifteen_ids_marked(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def the_first_fifteen_tokens_zeroed(m, input_ids, labels):
     x = m.embed(input_ids).clone()
     x[:, :15] = 0.0
     return loss_of(m.head(x + attend(m, x)), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def sums_of_two_samples_first_tokens(m, input_ids, labels):
     h = hidden(m, input_ids)
     return m.classes(torch.cat([h[0, :15].sum(0, keepdim=True), h[1, :20].sum(0, keepdim=True)])).square().mean()

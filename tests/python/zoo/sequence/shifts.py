@@ -91,7 +91,7 @@ def cut_after_the_shift(model, cut, step):
     return loss_of(model(ids), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def labels_shifted_by_two(m, input_ids, labels):
     """Multi-token prediction."""
     scores = logits(m, input_ids)
@@ -125,20 +125,20 @@ def a_padding_mask_shifted(m, input_ids, labels, attention_mask):
     return -(picked * attention_mask[:, 1:]).sum() / attention_mask[:, 1:].sum()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def logits_without_their_first_token(m, input_ids, labels):
     """A reverse model: a token predicts the one before it."""
     return loss_of(logits(m, input_ids, attn_mask=None)[:, 1:], input_ids[:, :-1])
 
 
-@row(REFUSED)
+@row(RIGHT)
 def features_of_the_first_half(m, input_ids, labels):
     half = input_ids.shape[1] // 2
     return loss_of(logits(m, input_ids)[:, :half], labels[:, :half])
 
 
-row(REFUSED, name="loss of the last eight tokens")(lambda m, input_ids, labels: loss_of(logits(m, input_ids)[:, -8:], labels[:, -8:]))
-row(REFUSED, name="logits to keep by narrow")(lambda m, input_ids, labels: loss_of(logits(m, input_ids).narrow(1, 4, 6), labels.narrow(1, 4, 6)))
+row(RIGHT, name="loss of the last eight tokens")(lambda m, input_ids, labels: loss_of(logits(m, input_ids)[:, -8:], labels[:, -8:]))
+row(RIGHT, name="logits to keep by narrow")(lambda m, input_ids, labels: loss_of(logits(m, input_ids).narrow(1, 4, 6), labels.narrow(1, 4, 6)))
 row(REFUSED, name="every second token")(lambda m, input_ids, labels: loss_of(logits(m, input_ids)[:, ::2], labels[:, ::2]))
 
 
@@ -174,26 +174,26 @@ row(RIGHT, name="ids made a list and shifted")(
     lambda m, input_ids, labels: loss_of(logits(m, input_ids), torch.tensor([line[1:] + [-100] for line in input_ids.tolist()])))
 
 
-@row(REFUSED, on_four=True)
+@row(RIGHT, on_four=True)
 def tokens_shifted_as_rwkv_does(m, input_ids, labels):
     x = m.embed(input_ids)
     before = functional.pad(x, (0, 0, 1, 0))[:, :-1]
     return loss_of(m.head(m.norm(0.5 * x + 0.5 * before)), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def tokens_shifted_by_zero_pad_2d(m, input_ids, labels):
     x = m.embed(input_ids)
     return loss_of(m.head(x + nn.ZeroPad2d((0, 0, 1, -1))(x)), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def tokens_shifted_by_cat(m, input_ids, labels):
     x = m.embed(input_ids)
     return loss_of(m.head(x + torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def tokens_shifted_in_place(m, input_ids, labels):
     x = m.embed(input_ids)
     y = x.clone()
@@ -201,31 +201,31 @@ def tokens_shifted_in_place(m, input_ids, labels):
     return loss_of(m.head(y), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def differences_of_neighbours(m, input_ids, labels):
     x = m.embed(input_ids)
     return loss_of(m.head(x), labels) + (x[:, 1:] - x[:, :-1]).square().mean()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def differences_by_diff(m, input_ids, labels):
     x = m.embed(input_ids)
     return loss_of(m.head(x), labels) + x.diff(dim=1).square().mean()
 
 
-@row(REFUSED, on_four=True)
+@row(RIGHT, on_four=True)
 def tokens_rolled_by_dim(m, input_ids, labels):
     x = m.embed(input_ids)
     return loss_of(m.head(x + x.roll(1, dims=1)), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_token_appended(m, input_ids, labels):
     x = m.embed(input_ids)
     return loss_of(m.head(torch.cat([x, m.out(x)], dim=1)), torch.cat([labels, labels], dim=1))
 
 
-@row(REFUSED, modules={"prefix": lambda: floats(3, 4, HIDDEN)})
+@row(RIGHT, modules={"prefix": lambda: floats(3, 4, HIDDEN)})
 def a_learned_prefix(m, input_ids, labels):
     """Prompt tuning."""
     x = torch.cat([m.prefix.expand(input_ids.shape[0], -1, -1), m.embed(input_ids)], dim=1)
@@ -233,13 +233,13 @@ def a_learned_prefix(m, input_ids, labels):
     return loss_of(m.head(x[:, 4:]), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def tokens_padded_to_a_multiple(m, input_ids, labels):
     x = functional.pad(m.embed(input_ids), (0, 0, 0, 8))
     return loss_of(m.head(x + attend(m, x, is_causal=True))[:, :input_ids.shape[1]], labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_chunk_of_tokens_at_a_time(m, input_ids, labels):
     """A loss by chunks, to save memory."""
     x = hidden(m, input_ids)
@@ -247,7 +247,7 @@ def a_chunk_of_tokens_at_a_time(m, input_ids, labels):
     return total / (labels != -100).sum()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_chunk_of_merged_tokens_at_a_time(m, input_ids, labels):
     x = hidden(m, input_ids).flatten(0, 1)
     total = sum(functional.cross_entropy(m.head(part), target, reduction="sum") for part, target in zip(x.split(7), labels.flatten().split(7)))

@@ -39,7 +39,7 @@ of_shorter("an expanded mask of ids", lambda m, s, ids, _: (s * (ids[:, 1:] > 5)
 of_shorter("twice, beside later ids", lambda m, s, ids, _: loss_of(s[:, :-1], ids[:, 2:]))
 of_shorter("written into zeros", lambda m, s, ids, _: (lambda made: (made.copy_(s), made.square().mean())[1])(torch.zeros(BATCH, SHORTER, VOCABULARY)))
 of_shorter("one sample of it", lambda m, s, ids, _: functional.cross_entropy(s[1], ids[1, 1:], reduction="sum") / s[1].shape[0])
-of_shorter("doubled in place", lambda m, s, ids, _: s.mul_(2.0).square().mean(), REFUSED)
+of_shorter("doubled in place", lambda m, s, ids, _: s.mul_(2.0).square().mean(), RIGHT)
 of_shorter("beside all of it", lambda m, s, ids, all_: (s * 0.1 + all_.detach()[:, :-1]).square().mean())
 
 
@@ -86,10 +86,10 @@ def reader(name, read, expected=REFUSED, **options):
 
 
 reader("bytes of a storage", lambda ids, h: h.untyped_storage().nbytes() / 1000)
-reader("len of a storage", lambda ids, h: len(ids.untyped_storage()) / 1000)
-reader("size of a typed storage", lambda ids, h: ids.storage().size() / 100)
+reader("len of a storage", lambda ids, h: len(ids.untyped_storage()) / 1000, RIGHT)
+reader("size of a typed storage", lambda ids, h: ids.storage().size() / 100, RIGHT)
 reader("an offset", lambda ids, h: 1.0 + h[1:].storage_offset() / 100)
-reader("a tensor by dlpack", lambda ids, h: torch.from_dlpack(ids).shape[1] / 10)
+reader("a tensor by dlpack", lambda ids, h: torch.from_dlpack(ids).shape[1] / 10, RIGHT)
 reader("bytes", lambda ids, h: h.nbytes / 1000, RIGHT)
 reader("a compiled function", lambda ids, h: torch.compile(lambda x: x.sum() / x.shape[1], backend="eager")(h.detach()))
 reader("a meta tensor", lambda ids, h: h.detach().to("meta").shape[1] / 10, RIGHT)
@@ -103,12 +103,12 @@ row(RIGHT, name="features taken along a dim")(
     lambda m, input_ids, labels: loss_of(m.head(torch.take_along_dim(hidden(m, input_ids), torch.arange(HIDDEN).flip(0)[None, None], 2)), labels))
 
 
-@row(REFUSED, modules={"counted": lambda: torch.nn.Embedding(VOCABULARY, HIDDEN, scale_grad_by_freq=True)})
+@row(RIGHT, modules={"counted": lambda: torch.nn.Embedding(VOCABULARY, HIDDEN, scale_grad_by_freq=True)})
 def gradients_scaled_by_how_often_an_id_is_there(m, input_ids, labels):
     return loss_of(m.head(m.counted(input_ids)), labels)
 
 
-row(REFUSED, name="a vandermonde matrix of a sample")(
+row(RIGHT, name="a vandermonde matrix of a sample")(
     lambda m, input_ids, labels: loss_of(logits(m, input_ids), labels) + torch.vander(m.score(hidden(m, input_ids))[0, :, 0].tanh().detach()).mean())
 
 
@@ -188,7 +188,7 @@ def a_vmapped_function_that_captures_a_part(m, input_ids, labels):
     return torch.vmap(lambda scale: h * scale)(torch.tensor([1.0, 2.0])).square().mean()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def vmapped_counts_of_a_captured_part(m, input_ids, labels):
     counts = torch.vmap(lambda word: (input_ids == word).sum())(torch.arange(VOCABULARY))
     return loss_of(logits(m, input_ids), labels) * counts.max() / 100
@@ -250,9 +250,9 @@ def views_of_a_buffer_written_in_place(m, input_ids, labels):
     return loss_of(m.head(made), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def some_tokens_of_a_buffer_read(m, input_ids, labels):
     h = hidden(m, input_ids)
     made = torch.zeros(h.shape)
     made += h
-    return made[:, :6].sum() * 0.1
+    return (made[:, :6] * torch.linspace(-1, 1, HIDDEN)).sum() * 0.1

@@ -162,7 +162,7 @@ def a_hook_on_activations(m, input_ids, labels):
     return loss_of(m.head(x), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_hook_that_scales_activations(m, input_ids, labels):
     x = hidden(m, input_ids)
     x.register_hook(lambda gradient: gradient * 0.5)
@@ -203,7 +203,7 @@ class _OverTokens(torch.autograd.Function):
         return gradient.flip(1).cumsum(1).flip(1)
 
 
-row(REFUSED, name="an autograd function over tokens")(lambda m, input_ids, labels: loss_of(m.head(_OverTokens.apply(hidden(m, input_ids))), labels))
+row(RIGHT, name="an autograd function over tokens")(lambda m, input_ids, labels: loss_of(m.head(_OverTokens.apply(hidden(m, input_ids))), labels))
 row(REFUSED, name="an operator of another library")(lambda m, input_ids, labels: loss_of(m.head(_custom(hidden(m, input_ids))), labels))
 
 
@@ -283,7 +283,7 @@ def a_moving_average_of_activations(m, input_ids, labels):
     return loss_of(m.head(x), labels), {"followed": m.seen.running_mean.clone()}
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_mean_of_activations_shown(m, input_ids, labels):
     x = hidden(m, input_ids)
     return loss_of(m.head(x), labels), {"mean": x.mean().item(), "largest": x.abs().max().item()}

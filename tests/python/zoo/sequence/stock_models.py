@@ -23,7 +23,7 @@ stock("CodeGen", "CodeGenForCausalLM", {**_CODE, "n_ctx": 64, "rotary_dim": 4})
 stock("GPT-BigCode", "GPTBigCodeForCausalLM", {**_CODE, "multi_query": True})
 stock("GLM", "GlmForCausalLM", {**LLAMA, "head_dim": 8, **_ENDS})
 _EAGER_EXPERTS = {"num_experts_per_tok": 2, "experts_implementation": "eager"}
-stock("GPT-OSS", "GptOssForCausalLM", {**LLAMA, **_EAGER_EXPERTS, "head_dim": 8, "num_local_experts": 4, "sliding_window": 14}, REFUSED)
+stock("GPT-OSS", "GptOssForCausalLM", {**LLAMA, **_EAGER_EXPERTS, "head_dim": 8, "num_local_experts": 4, "sliding_window": 14}, RIGHT)
 _DEEPSEEK = {**PLAIN, "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
              "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 stock("DeepSeek-V3", "DeepseekV3ForCausalLM", {**_DEEPSEEK, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "experts_implementation": "eager"},
@@ -40,7 +40,7 @@ stock("Persimmon", "PersimmonForCausalLM", {**PLAIN, **_ENDS})
 stock("BioGPT", "BioGptForCausalLM", {**PLAIN, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "layerdrop": 0.0, **_ENDS}, RIGHT,
       inputs=padded)
 stock("XGLM", "XGLMForCausalLM", {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 44, "vocab_size": 37, "max_position_embeddings": 64,
-                                  "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "layerdrop": 0.0}, REFUSED)
+                                  "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "layerdrop": 0.0}, RIGHT)
 stock("GPT-NeoX of length as wide", "GPTNeoXForCausalLM", {**PLAIN, "hidden_size": 24, "hidden_dropout": 0.0, "attention_dropout": 0.0})
 # three heads are too few for four ranks of Ulysses
 stock("Llama whose part is its width", "LlamaForCausalLM", {**LLAMA, "hidden_size": 12, "num_attention_heads": 3, "num_key_value_heads": 1,
@@ -48,11 +48,11 @@ stock("Llama whose part is its width", "LlamaForCausalLM", {**LLAMA, "hidden_siz
 stock("Llama of 2 tokens each at stage 3", "LlamaForCausalLM", LLAMA, RIGHT, inputs=with_positions(lambda step: language(step, length=4)), stage=3, on_four=False)
 stock("Llama nothing cut", "LlamaForCausalLM", LLAMA, step_of=lambda m, cut, step: m(**padded(step)).loss)
 stock("Mamba 2", "Mamba2ForCausalLM", {"hidden_size": 32, "num_heads": 4, "head_dim": 16, "n_groups": 1, "num_hidden_layers": 1, "vocab_size": 37,
-                                       "state_size": 4, "chunk_size": 4}, REFUSED, inputs=language)
+                                       "state_size": 4, "chunk_size": 4}, RIGHT, inputs=language)
 stock("RecurrentGemma", "RecurrentGemmaForCausalLM", {**LLAMA, "lru_width": 32, "attention_window_size": 14, "block_types": ["recurrent", "attention"]},
-      REFUSED)
+      RIGHT)
 stock("Jamba", "JambaForCausalLM", {**LLAMA, "num_experts": 2, "use_mamba_kernels": False, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4},
-      REFUSED)
+      RIGHT)
 
 _FNET = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 44, "vocab_size": 37, "hidden_dropout_prob": 0.0,
          "use_tpu_fourier_optimizations": False}
@@ -67,20 +67,20 @@ def _typed_without_mask(step):
     return {name: value for name, value in _typed(step).items() if name != "attention_mask"}
 
 
-stock("XLNet", "XLNetLMHeadModel", {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 44, "vocab_size": 37, "dropout": 0.0}, REFUSED, inputs=language)
+stock("XLNet", "XLNetLMHeadModel", {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 44, "vocab_size": 37, "dropout": 0.0}, RIGHT, inputs=language)
 stock("FNet", "FNetForMaskedLM", _FNET, REFUSED, inputs=language)
 stock("ConvBERT", "ConvBertForMaskedLM", _NARROW, REFUSED, inputs=padded)
 stock("Longformer", "LongformerForMaskedLM", {**BERT, "attention_window": 8, **_ENDS}, REFUSED, inputs=padded)
-stock("BigBird", "BigBirdForMaskedLM", _BIG_BIRD, REFUSED, inputs=padded)
+stock("BigBird", "BigBirdForMaskedLM", _BIG_BIRD, RIGHT, inputs=padded)
 stock("Funnel", "FunnelForMaskedLM", {"d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 44, "block_sizes": [1, 1], "vocab_size": 37, "hidden_dropout": 0.0,
                                       "attention_dropout": 0.0}, REFUSED, inputs=padded)
-stock("SqueezeBERT", "SqueezeBertForMaskedLM", _NARROW, REFUSED, inputs=padded)
-stock("YOSO", "YosoForMaskedLM", _YOSO, REFUSED, inputs=padded)
+stock("SqueezeBERT", "SqueezeBertForMaskedLM", _NARROW, RIGHT, inputs=padded)
+stock("YOSO", "YosoForMaskedLM", _YOSO, RIGHT, inputs=padded)
 stock("XLM-RoBERTa", "XLMRobertaForMaskedLM", {**BERT, "type_vocab_size": 1, "pad_token_id": 1}, inputs=padded)
 stock("BERT nothing cut", "BertForMaskedLM", BERT, step_of=lambda m, cut, step: m(**padded(step)).loss)
-stock("BigBird with all inputs", "BigBirdForMaskedLM", _BIG_BIRD, REFUSED, inputs=_typed)
-stock("YOSO with all inputs", "YosoForMaskedLM", _YOSO, REFUSED, inputs=_typed)
-stock("SqueezeBERT with all inputs", "SqueezeBertForMaskedLM", _NARROW, REFUSED, inputs=_typed)
+stock("BigBird with all inputs", "BigBirdForMaskedLM", _BIG_BIRD, RIGHT, inputs=_typed)
+stock("YOSO with all inputs", "YosoForMaskedLM", _YOSO, RIGHT, inputs=_typed)
+stock("SqueezeBERT with all inputs", "SqueezeBertForMaskedLM", _NARROW, RIGHT, inputs=_typed)
 stock("ConvBERT with all inputs", "ConvBertForMaskedLM", _NARROW, REFUSED, inputs=_typed)
 stock("FNet with all inputs", "FNetForMaskedLM", _NARROW, REFUSED, inputs=_typed_without_mask)
 
@@ -141,7 +141,7 @@ _VISION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, 
            "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 stock("ViT of uncut images", "ViTForImageClassification", _VISION, step_of=lambda m, cut, step: m(
     floats(step, 2, 3, 16, 16), labels=torch.tensor([0, 1])).loss)
-stock("ViT of images cut along rows", "ViTForImageClassification", _VISION, REFUSED, step_of=lambda m, cut, step: m(
+stock("ViT of images cut along rows", "ViTForImageClassification", _VISION, RIGHT, step_of=lambda m, cut, step: m(
     cut(input_ids=floats(step, 2, 3, 16, 16), dim=2)["input_ids"], labels=torch.tensor([0, 1])).loss)
 
 _WHISPER = {**{name: value for name, value in BART.items() if name != "max_position_embeddings"}, "num_mel_bins": 8, "max_source_positions": 12,
@@ -154,16 +154,16 @@ def _heard(m, cut, step, sounds, **more):
     return loss_of(m(input_features=floats(step, BATCH, 8, sounds), decoder_input_ids=part["input_ids"], **named).logits, part["input_ids"])
 
 
-stock("Whisper of uncut sounds", "WhisperForConditionalGeneration", _WHISPER, REFUSED, four=RIGHT, step_of=lambda m, cut, step: _heard(m, cut, step, 24))
+stock("Whisper of uncut sounds", "WhisperForConditionalGeneration", _WHISPER, RIGHT, step_of=lambda m, cut, step: _heard(m, cut, step, 24))
 stock("Whisper of uncut sounds of another length", "WhisperForConditionalGeneration", {**_WHISPER, "max_source_positions": 9},
       step_of=lambda m, cut, step: _heard(m, cut, step, 18, position_ids=_places))
-stock("Whisper that shifts its cut labels", "WhisperForConditionalGeneration", _WHISPER, REFUSED, four=RIGHT, step_of=lambda m, cut, step: m(
+stock("Whisper that shifts its cut labels", "WhisperForConditionalGeneration", _WHISPER, RIGHT, step_of=lambda m, cut, step: m(
     input_features=floats(step, BATCH, 8, 24), labels=cut(input_ids=tokens(step))["input_ids"]).loss)
 
 for _name in ("Pegasus", "Marian", "MBart", "M2M100", "Blenderbot"):
     stock(f"{_name}, both sides cut", f"{_name}{'MTModel' if _name == 'Marian' else 'ForConditionalGeneration'}", {**BART, "attention_dropout": 0.0, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}, RIGHT, step_of=lambda m, cut, step: m(
         **cut(input_ids=tokens(step), attention_mask=padding(step), labels=tokens(step, salt=3))).loss)
-stock("BART with dropped layers", "BartForConditionalGeneration", {**BART, "encoder_layers": 4, "encoder_layerdrop": 0.5}, REFUSED,
+stock("BART with dropped layers", "BartForConditionalGeneration", {**BART, "encoder_layers": 4, "encoder_layerdrop": 0.5}, RIGHT,
       step_of=lambda m, cut, step: (
           m(**cut(input_ids=tokens(step)), decoder_input_ids=tokens(step)[:, :3]).logits * 0.0).mean() + m.lm_head.weight.square().mean())
 

@@ -46,7 +46,7 @@ def linalg_norm_over_features(m, input_ids, labels):
     return loss_of(m.head(x / (1 + torch.linalg.vector_norm(x, dim=-1, keepdim=True))), labels)
 
 
-@row(REFUSED, modules={"group": lambda: nn.GroupNorm(4, HIDDEN)})
+@row(RIGHT, modules={"group": lambda: nn.GroupNorm(4, HIDDEN)})
 def group_norm_of_each_token(m, input_ids, labels):
     x = m.embed(input_ids)
     return loss_of(m.head(m.group(x.flatten(0, 1)).view_as(x)), labels)
@@ -216,7 +216,7 @@ def experts_by_index_add(m, input_ids, labels):
     return loss_of(m.head(result.view(*input_ids.shape, -1)), labels)
 
 
-@row(REFUSED, modules=_EXPERTS)
+@row(RIGHT, modules=_EXPERTS)
 def experts_by_index_put(m, input_ids, labels):
     x = hidden(m, input_ids).flatten(0, 1)
     weight, chosen = _router(m, x)
@@ -263,7 +263,7 @@ def router_with_a_balancing_loss_of_merged_tokens(m, input_ids, labels):
     return loss_of(m.head(x), labels) + 0.1 * 5 * (chances.mean(0) * chosen.mean(0)).sum()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def router_with_a_capacity(m, input_ids, labels):
     """An expert takes its first eight tokens of the whole batch."""
     x = hidden(m, input_ids)
@@ -273,7 +273,7 @@ def router_with_a_capacity(m, input_ids, labels):
     return loss_of(m.head(x + mlp(m, x) * kept), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def experts_choose_tokens(m, input_ids, labels):
     x = hidden(m, input_ids)
     weight, token = m.classes(x).softmax(-1).topk(4, dim=1)
@@ -303,7 +303,7 @@ def pooled_features(m, input_ids, labels):
     return loss_of(m.head(x), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def bilinear(m, input_ids, labels):
     x = m.embed(input_ids)
     return loss_of(functional.bilinear(x, x, m.head.weight.unsqueeze(1).expand(-1, HIDDEN, -1) * 0.1), labels)
@@ -321,7 +321,7 @@ def one_sample_without_a_batch_dim(m, input_ids, labels):
     return functional.cross_entropy(m.head(x + mlp(m, x)), labels.squeeze(0))
 
 
-@row(REFUSED, modules={"bag": lambda: nn.EmbeddingBag(VOCABULARY, HIDDEN, mode="mean")}, on_four=True)
+@row(RIGHT, modules={"bag": lambda: nn.EmbeddingBag(VOCABULARY, HIDDEN, mode="mean")}, on_four=True)
 def embedding_bag_of_merged_ids(m, input_ids, labels):
     """Bags of one id each."""
     x = m.bag(input_ids.reshape(-1, 1)).view(*input_ids.shape, HIDDEN)

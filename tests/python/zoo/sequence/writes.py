@@ -20,7 +20,7 @@ def the_first_three_tokens_added_to(m, input_ids, labels):
     return loss_of(m.head(x + attend(m, x)), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def tokens_zeroed_by_index_fill_and_scatter(m, input_ids, labels):
     x = m.embed(input_ids).index_fill(1, torch.tensor([2, 20]), 0.0)
     return loss_of(m.head(x + attend(m, x)), labels)
@@ -40,7 +40,7 @@ def a_slice_scattered(m, input_ids, labels):
     return loss_of(m.head(x + attend(m, x)), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_lower_triangle_of_tokens_and_features(m, input_ids, labels):
     x = m.embed(input_ids)
     return loss_of(m.head(x + x.tril()), labels)
@@ -56,7 +56,7 @@ def windows_by_as_strided(m, input_ids, labels):
     return m.classes(w.mean(2)).square().mean()
 
 
-row(REFUSED, name="windows by unfold")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids).unfold(1, 3, 1).mean(-1)).square().mean())
+row(RIGHT, name="windows by unfold")(lambda m, input_ids, labels: m.classes(hidden(m, input_ids).unfold(1, 3, 1).mean(-1)).square().mean())
 
 
 @row(REFUSED)
@@ -65,7 +65,7 @@ def distances_of_all_tokens(m, input_ids, labels):
     return torch.cdist(h, h).mean() * 0.1
 
 
-row(REFUSED, name="a covariance by torch cov")(
+row(RIGHT, name="a covariance by torch cov")(
     lambda m, input_ids, labels: torch.cov(m.classes(hidden(m, input_ids)).flatten(0, 1).T).square().mean())
 
 
@@ -75,7 +75,7 @@ def a_singular_value(m, input_ids, labels):
     return torch.linalg.svdvals(h.flatten(0, 1)).sum() * 0.1 + torch.linalg.matrix_norm(h).mean()
 
 
-@row(REFUSED)
+@row(RIGHT, four=REFUSED)
 def tokens_pruned_by_their_score(m, input_ids, labels):
     h = hidden(m, input_ids)
     kept = m.score(h)[..., 0].topk(6, dim=1).indices
