@@ -175,7 +175,7 @@ std::shared_ptr<const OwnRow> AxisPolicy::own_row(AxisPass&, const c10::Operator
 bool AxisPolicy::fit(AxisPass&, OperatorCall&, Next, PlacedArguments&) { return true; }
 bool AxisPolicy::run(AxisPass&, OperatorCall&, Next, PlacedArguments&) { return false; }
 at::Tensor AxisPolicy::summed_product(AxisPass&, const OperatorCall&, Next) { return {}; }
-std::optional<Cut> AxisPolicy::scattered(const OperatorCall&, const at::Tensor&) { return {}; }
+std::optional<Cut> AxisPolicy::scattered(const AxisPass&, const OperatorCall&, const at::Tensor&) { return {}; }
 
 AxisPass::AxisPass(PassOrder order, std::vector<PassAxis> axes)
     : order_(order),
@@ -204,19 +204,7 @@ void AxisPass::run(OperatorCall& call, Next next) {
   else
     run_placed(call, next, std::move(found), has_part);
   for (const auto& [copy, origin] : written) write_back(call, next, copy, *origin);
-  if (selected != nullptr) note_origin(selected, call.stack.back());
-}
-
-/// From now on what is written into `result` goes back to where it was selected from, if it is a copy.
-void AxisPass::note_origin(const std::shared_ptr<CopyOf>& selected, const c10::IValue& result) {
-  const at::Tensor copy = result.toTensor();
-  const auto known = PartTensor::of(copy) == nullptr ? table_.find(copy) : nullptr;
-  if (known == nullptr || !known->is_copy || known->is_cut()) return;
-  selected->sizes = copy.sizes().vec();
-  selected->copy.emplace(copy.getIntrusivePtr());
-  PlacedTensor returning = *known;
-  returning.copy_of = selected;
-  table_.add(copy, std::move(returning));
+  if (selected != nullptr) note_origin(*this, selected, call.stack.back().toTensor());
 }
 
 void AxisPass::run_placed(OperatorCall& call, Next next, PlacedArguments found, bool has_part) {
@@ -488,7 +476,8 @@ at::Tensor AxisPass::whole(const PlacedArgument& one) {
 }
 
 bool AxisPass::may_read_parts() const {
-  return std::ranges::any_of(axes_, [](const PassAxis& axis) { return axis.policy->may_read_parts(); });
+  return !gives_parts_ &&
+         std::ranges::any_of(axes_, [](const PassAxis& axis) { return axis.policy->may_read_parts(); });
 }
 
 /// A program that reads sizes of a part divides a sum over all ranks by the number of its own elements.

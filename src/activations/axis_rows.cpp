@@ -561,7 +561,7 @@ void RowRun::join(Joined& result, const Decision::Join& join) {
   AxisExchanges& axis = pass_.exchanges(join.axis);
   const std::string& name = call_.op.schema().name();
   if (join.kind == FactorKind::kSum || join.kind == FactorKind::kPlaces) {
-    const std::optional<Cut> cut = pass_.axes_[join.axis].policy->scattered(call_, result.tensor);
+    const std::optional<Cut> cut = pass_.axes_[join.axis].policy->scattered(pass_, call_, result.tensor);
     if (!cut) {
       result.tensor = summed(result.tensor, join.axis);
       return;

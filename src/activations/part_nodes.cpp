@@ -29,7 +29,7 @@ class WholeGradient final : public Node {
   std::string name() const override { return "TriremeWholeGradient"; }
 };
 
-/// Of a program's function: gradients of its whole results, of which ranks have shares, are joined before it runs.
+/// The hook of a program's function that joins gradients of its whole results, of which ranks have shares.
 class JoinedGradients final : public torch::autograd::FunctionPreHook {
  public:
   explicit JoinedGradients(Known of) : of_(std::move(of)) {}

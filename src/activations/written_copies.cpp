@@ -3,6 +3,8 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/where.h>
 
+#include <utility>
+
 #include "trireme/base/error.h"
 
 namespace trireme {
@@ -20,6 +22,16 @@ std::shared_ptr<CopyOf> selected_from(const AxisPass& pass, const OperatorCall& 
   if (origin->dim < 0 || origin->dim >= dims) return {};
   if (origin->index < 0) origin->index += sizes[static_cast<size_t>(origin->dim)];
   return origin;
+}
+
+void note_origin(AxisPass& pass, const std::shared_ptr<CopyOf>& selected, const at::Tensor& result) {
+  const auto known = PartTensor::of(result) == nullptr ? pass.find(result) : nullptr;
+  if (known == nullptr || !known->is_copy || known->is_cut()) return;
+  selected->sizes = result.sizes().vec();
+  selected->copy.emplace(result.getIntrusivePtr());
+  PlacedTensor returning = *known;
+  returning.copy_of = selected;
+  pass.add(result, std::move(returning));
 }
 
 void write_back(OperatorCall& call, Next next, const at::Tensor& copy, const CopyOf& origin) {

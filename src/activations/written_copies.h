@@ -9,6 +9,9 @@ namespace trireme {
 /// The origin of what `call`, which has not run, selects from a part; null: it does not.
 std::shared_ptr<CopyOf> selected_from(const AxisPass& pass, const OperatorCall& call, const PlacedArguments& found);
 
+/// From now on what is written into `result` goes back to where it was selected from, if it is a copy.
+void note_origin(AxisPass& pass, const std::shared_ptr<CopyOf>& selected, const at::Tensor& result);
+
 /// Writes `copy`, or what it is a view of, back where it came from, by operators that all ranks run.
 ///
 /// Throws    StateError: what it is a view of is gone.

@@ -104,7 +104,7 @@ std::optional<TensorPolicy::Sized> TensorPolicy::sized(const AxisPass& pass, con
 bool TensorPolicy::mean_wholes(AxisPass& pass, OperatorCall& call, const PlacedArgument& one) const {
   const Cut* const cut = cut_of(pass, one);
   const std::string& name = call.op.schema().name();
-  if (!may_read_parts() || cut == nullptr || one.index != 0 || call.traits.arguments < 2) return true;
+  if (!pass.may_read_parts() || cut == nullptr || one.index != 0 || call.traits.arguments < 2) return true;
   const int64_t dims = one.tensor.dim();
   if (is_one_of(name, {"view", "reshape", "_unsafe_view"}) && argument(call, 1).isIntList()) {
     const auto made = sized(pass, one, argument(call, 1).toIntVector());

@@ -66,7 +66,6 @@ void TensorParallel::add(const at::Tensor& parameter, const std::vector<TensorPa
 
 void TensorParallel::give_parts() {
   if (impl_->has_slices) throw StateError("give_parts: parameters have been added; call it before add()");
-  impl_->policy.speak_of_wholes();
   impl_->pass->give_parts();
 }
 

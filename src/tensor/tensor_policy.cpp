@@ -48,7 +48,7 @@ bool TensorPolicy::run(AxisPass& pass, OperatorCall& call, Next next, PlacedArgu
   const OperatorRule* const rule = rules_(call.op);
   if (rule == nullptr) return false;
   if (rule->role == OperatorRole::kClassLoss && run_class_loss(pass, call, next, found)) return true;
-  if (rule->role == OperatorRole::kPart && may_read_parts()) return run_part(pass, call, next, found);
+  if (rule->role == OperatorRole::kPart && pass.may_read_parts()) return run_part(pass, call, next, found);
   if (rule->role != OperatorRole::kClassLoss && mean_wholes(pass, call, found[0])) return false;
   pass.run_whole(call, next, found);
   return true;
@@ -80,14 +80,14 @@ at::Tensor TensorPolicy::summed_product(AxisPass& pass, const OperatorCall& call
 }
 
 /// The dim before the last, where tokens are sharded.
-std::optional<Cut> TensorPolicy::scattered(const OperatorCall& call, const at::Tensor& part) {
+std::optional<Cut> TensorPolicy::scattered(const AxisPass& pass, const OperatorCall& call, const at::Tensor& part) {
   const int64_t dim = part.dim() - 2;
   const std::string& name = call.op.schema().name();
   // Two dims may be anything: a matrix of weights alone, as a penalty has it.
   const bool is_of_tokens =
       part.dim() > 2 || name == "aten::linear" || name == "aten::addmm" || name == "aten::embedding";
   if (!shards_tokens_ || !is_of_tokens || dim < 0 || part.size(dim) < ranks_ || part.numel() == 0) return {};
-  if (!speaks_of_wholes_)
+  if (pass.may_read_parts())
     throw StateError(
         str(name,
             ": tokens are sharded (tensor_parallel.sequence_parallel), and a C++ module that reads sizes of "

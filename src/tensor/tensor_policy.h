@@ -21,7 +21,6 @@ class TensorPolicy final : public AxisPolicy {
   /// `axis`: its number in the pass's grid, of `ranks` ranks.
   TensorPolicy(int axis, int ranks) : axis_(axis), ranks_(ranks) {}
 
-  void speak_of_wholes() { speaks_of_wholes_ = true; }
   void shard_tokens() { shards_tokens_ = true; }
   void overlap_sums() { overlaps_sums_ = true; }
 
@@ -31,8 +30,8 @@ class TensorPolicy final : public AxisPolicy {
   bool fit(AxisPass& pass, OperatorCall& call, Next next, PlacedArguments& found) override;
   bool run(AxisPass& pass, OperatorCall& call, Next next, PlacedArguments& found) override;
   at::Tensor summed_product(AxisPass& pass, const OperatorCall& call, Next next) override;
-  std::optional<Cut> scattered(const OperatorCall& call, const at::Tensor& part) override;
-  bool may_read_parts() const override { return !speaks_of_wholes_; }
+  std::optional<Cut> scattered(const AxisPass& pass, const OperatorCall& call, const at::Tensor& part) override;
+  bool may_read_parts() const override { return true; }
   std::string name() const override { return "tensor parallelism"; }
   std::string fix_for_unknown() const override;
 
@@ -59,7 +58,6 @@ class TensorPolicy final : public AxisPolicy {
   OperatorRules rules_;
   RegisteredRules registered_;
   std::map<int64_t, std::shared_ptr<const Ranges>> token_ranges_;  // by the number of tokens
-  bool speaks_of_wholes_ = false;
   bool shards_tokens_ = false;
   bool overlaps_sums_ = false;
 };

@@ -24,7 +24,7 @@ struct PipelineEngine {
 struct SequenceParallel {
   void cut() {}
 };
-struct TokenPass {
+struct AxisPass {
   void run() {}
 };
 struct Training {

@@ -91,13 +91,13 @@ class AxisPolicy {
   /// The ranks' sum of what `call`, whose arguments are local by now, gives; undefined: it is computed and summed.
   virtual at::Tensor summed_product(AxisPass& pass, const OperatorCall& call, Next next);
   /// The cut of a sum of which each rank is to get a part; nothing: each gets all of it.
-  virtual std::optional<Cut> scattered(const OperatorCall& call, const at::Tensor& part);
+  virtual std::optional<Cut> scattered(const AxisPass& pass, const OperatorCall& call, const at::Tensor& part);
   /// Whether a part that is written into a tensor that every rank has stays where it is, so that of it only this rank's
   /// part is right; otherwise all of it is gathered and written.
   virtual bool writes_within() const { return false; }
   /// Whether ranks add up in float64.
   virtual bool sums_in_double() const { return false; }
-  /// Whether sizes that a program computes with may be those of a part.
+  /// Whether sizes that a program computes with may be those of a part, where it does not get PartTensors.
   virtual bool may_read_parts() const { return false; }
   /// The way of tensors that are cut along the axis where no factor of them can be divided.
   virtual Undivided undivided() const { return Undivided::kGather; }
@@ -140,6 +140,8 @@ class AxisPass : public Pass {
   void forget_entered() { entered_.clear(); }
 
   // Parts of policies.
+  /// Whether sizes that the program computes with may be those of a part.
+  bool may_read_parts() const;
   const AxisGrid& grid() const { return grid_; }
   int position() const { return position_; }
   AxisExchanges& exchanges(int axis) const { return *axes_[axis].exchanges; }
@@ -174,7 +176,6 @@ class AxisPass : public Pass {
  private:
   using WrittenCopies = std::vector<std::pair<at::Tensor, std::shared_ptr<const CopyOf>>>;
   PlacedArguments find_arguments(OperatorCall& call, WrittenCopies& written);
-  void note_origin(const std::shared_ptr<CopyOf>& selected, const c10::IValue& result);
   void run_placed(OperatorCall& call, Next next, PlacedArguments found, bool has_part);
   void share_elements(OperatorCall& call, Next next, PlacedArguments& found);
   void run_found(OperatorCall& call, Next next, PlacedArguments found);
@@ -198,7 +199,6 @@ class AxisPass : public Pass {
   at::Tensor gather(const at::Tensor& part, const Cut& cut, bool enters);
   template <class Make>
   at::Tensor entered_once(const at::Tensor& tensor, int axis, const Make& make);
-  bool may_read_parts() const;
 
   /// A whole tensor that has entered, so that a second layer does not sum its gradient again.
   struct Entered {
