@@ -15,8 +15,8 @@ class WholeGradient final : public Node {
  public:
   explicit WholeGradient(const Edge& edge) {
     const auto& whole = edge.function->input_metadata(edge.input_nr);
-    add_input_metadata(whole.options(), whole.shape_as_dim_vector(), whole.is_tensor_subclass(), whole.is_nested_tensor(),
-                       whole.grad_dtype());
+    add_input_metadata(whole.options(), whole.shape_as_dim_vector(), whole.is_tensor_subclass(),
+                       whole.is_nested_tensor(), whole.grad_dtype());
     add_next_edge(edge);
   }
   variable_list apply(variable_list&& gradients) override {
@@ -89,8 +89,9 @@ void join_ranks(Node& function) {
     return to_part(edge) != nullptr && to_part(edge)->known()->shares > 1;
   });
   if (part == function.next_edges().end()) return;
-  const bool is_joined = std::ranges::any_of(
-      function.pre_hooks(), [](const auto& hook) { return dynamic_cast<const JoinedGradients*>(hook.get()) != nullptr; });
+  const bool is_joined = std::ranges::any_of(function.pre_hooks(), [](const auto& hook) {
+    return dynamic_cast<const JoinedGradients*>(hook.get()) != nullptr;
+  });
   if (!is_joined) function.add_pre_hook(std::make_unique<JoinedGradients>(to_part(*part)->known()));
 }
 

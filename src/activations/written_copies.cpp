@@ -13,8 +13,8 @@ std::shared_ptr<CopyOf> selected_from(const AxisPass& pass, const OperatorCall& 
   if (found.size() != 1 || found[0].index != 0 || found[0].known->held == Held::kWhole || !gives_views(call)) return {};
   const c10::IValue index = value_of(call, "index"), dim = value_of(call, "dim");
   if (!index.isInt() || !dim.isInt()) return {};
-  const std::vector<int64_t> sizes = found[0].known->held == Held::kWithin ? found[0].tensor.sizes().vec()
-                                                                            : pass.whole_sizes_of(found[0]);
+  const std::vector<int64_t> sizes =
+      found[0].known->held == Held::kWithin ? found[0].tensor.sizes().vec() : pass.whole_sizes_of(found[0]);
   const auto dims = static_cast<int64_t>(sizes.size());
   auto origin = std::make_shared<CopyOf>(CopyOf{.of = found[0].part.defined() ? found[0].part : found[0].tensor,
                                                 .dim = dim.toInt() < 0 ? dim.toInt() + dims : dim.toInt(),

@@ -30,8 +30,8 @@ class OfOperator final : public torch::autograd::FunctionPreHook {
 };
 
 bool is_operators(torch::autograd::Node& node) {
-  return std::ranges::any_of(
-      node.pre_hooks(), [](const auto& hook) { return dynamic_cast<const OfOperator*>(hook.get()) != nullptr; });
+  return std::ranges::any_of(node.pre_hooks(),
+                             [](const auto& hook) { return dynamic_cast<const OfOperator*>(hook.get()) != nullptr; });
 }
 
 }  // namespace

@@ -29,8 +29,8 @@ void forget_sequence(const py::type& tensors) {
 
 /// As torch runs a backward pass for Python, by the engine that C++ programs get, which knows of parts.
 py::tuple run_backward(const std::vector<at::Tensor>& roots, const std::vector<std::optional<at::Tensor>>& given,
-                        bool keep_graph, bool create_graph, const std::vector<at::Tensor>& inputs,
-                        bool allow_unreachable, bool accumulate_grad) {
+                       bool keep_graph, bool create_graph, const std::vector<at::Tensor>& inputs,
+                       bool allow_unreachable, bool accumulate_grad) {
   std::vector<at::Tensor> gradients, found;
   for (const auto& gradient : given) gradients.push_back(gradient.value_or(at::Tensor()));
   {
@@ -46,7 +46,8 @@ py::tuple run_backward(const std::vector<at::Tensor>& roots, const std::vector<s
   return result;
 }
 
-/// Calls `hook` with the gradient of `part`, a part, and takes what it gives in its place. Gives its place, for removal.
+/// Calls `hook` with the gradient of `part`, a part, and takes what it gives in its place. Gives its place, for
+/// removal.
 unsigned register_hook(const at::Tensor& part, py::object hook) {
   const std::shared_ptr<py::object> held(new py::object(std::move(hook)), [](py::object* one) {
     const py::gil_scoped_acquire gil;  // graphs die on any thread

@@ -60,8 +60,8 @@ void run_by_heads(OperatorCall& call, Next next, const Cut& queries, const Cut& 
   const int ranks = axis.group().size(), rank = axis.group().rank();
   const int64_t heads = with_batch(kQuery).size(1), key_heads = with_batch(kKey).size(1);
   if (heads < ranks)
-    throw StateError(str(kName, ": ", heads, " heads for ", ranks,
-                         " ranks; use at most as many ranks as heads, or ring attention"));
+    throw StateError(
+        str(kName, ": ", heads, " heads for ", ranks, " ranks; use at most as many ranks as heads, or ring attention"));
   Cut query_tokens = queries, key_tokens = keys;
   query_tokens.dim = key_tokens.dim = 2;
   const Cut query_heads = by_heads(queries, Ranges::even(heads, ranks));

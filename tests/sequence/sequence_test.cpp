@@ -523,8 +523,7 @@ struct Again : torch::autograd::Function<Again> {
                                                  const torch::autograd::variable_list& gradients) {
     const at::AutoGradMode enabled(true);
     std::vector<at::Tensor> leaves;
-    for (const at::Tensor& saved : context->get_saved_variables())
-      leaves.push_back(saved.detach().requires_grad_());
+    for (const at::Tensor& saved : context->get_saved_variables()) leaves.push_back(saved.detach().requires_grad_());
     return torch::autograd::grad(block(leaves[0], leaves[1]), leaves, gradients);
   }
 };
@@ -575,26 +574,25 @@ TEST_P(EveryWorld, GradientsThatAProgramReadsOfPartsAreThoseOfTheLoss) {
 }
 
 TEST_P(EveryWorld, WhatIsWrittenIntoOneTokenGoesToItsRank) {
-  const auto programs = {
-      LossOf([](const Net& net, const SequenceInputs& in) {
-        const at::Tensor x = net.embedded(in) * 1;
-        x.select(1, 0).copy_(net.weights.at("0.norm").tanh());
-        x.select(1, -1).add_(x.mean(1));
-        return net.layer(x, "0.", {}).square().mean();
-      }),
-      LossOf([](const Net& net, const SequenceInputs& in) {
-        const at::Tensor x = net.embedded(in) * 1, token = x.select(1, 7);
-        token.slice(1, 0, 3).mul_(2);  // a view of the copy
-        token.mul_(token).fill_diagonal_(0.5);
-        return (net.layer(x, "0.", {}) * token.sum(1).view({-1, 1, 1})).square().mean();
-      }),
-      LossOf([](const Net& net, const SequenceInputs& in) {
-        at::Tensor made = at::zeros(net.embedded(in).sizes());
-        made.add_(net.embedded(in));
-        made.select(1, 5).zero_();
-        made.select(1, 6).select(0, 1).fill_(2);
-        return net.layer(made, "0.", {}).square().mean();
-      })};
+  const auto programs = {LossOf([](const Net& net, const SequenceInputs& in) {
+                           const at::Tensor x = net.embedded(in) * 1;
+                           x.select(1, 0).copy_(net.weights.at("0.norm").tanh());
+                           x.select(1, -1).add_(x.mean(1));
+                           return net.layer(x, "0.", {}).square().mean();
+                         }),
+                         LossOf([](const Net& net, const SequenceInputs& in) {
+                           const at::Tensor x = net.embedded(in) * 1, token = x.select(1, 7);
+                           token.slice(1, 0, 3).mul_(2);  // a view of the copy
+                           token.add_(net.weights.at("0.norm")).fill_diagonal_(0.5);
+                           return (net.layer(x, "0.", {}) * token.sum(1).view({-1, 1, 1})).square().mean();
+                         }),
+                         LossOf([](const Net& net, const SequenceInputs& in) {
+                           at::Tensor made = at::zeros(net.embedded(in).sizes());
+                           made.add_(net.embedded(in));
+                           made.select(1, 5).zero_();
+                           made.select(1, 6).select(0, 1).fill_(2);
+                           return net.layer(made, "0.", {}).square().mean();
+                         })};
   for (const LossOf& loss_of : programs) compare(GetParam(), {.length = 19}, loss_of);
 }
 
