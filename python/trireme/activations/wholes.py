@@ -73,6 +73,12 @@ def _tells_wholes(value):
     return isinstance(value, torch.Tensor) and bool(_cores) and engines.EngineBase.tells_wholes(value)
 
 
+def _has_gradient_of_part(value):
+    """Whether a node that torch's engine does not know stands in front of its gradient: a part's, or a parameter's of
+    which this rank has a slice."""
+    return _tells_wholes(value) or isinstance(value, torch.Tensor) and any(core.is_slice(value) for core in list(_cores))
+
+
 def _is_slice(value):
     """Whether it is a part that says its own sizes, so that they are looked up."""
     return isinstance(value, torch.Tensor) and sizes_of_whole(value) is not None
@@ -233,7 +239,7 @@ _OWN_ELEMENTS = ("so is its gradient, which has this rank's elements alone and s
 def _run_by_parts(original):
     """A pass that begins at parts, or gives gradients of them, goes through the engine that knows of parts."""
     def run(outputs, grad_outputs, keep_graph, create_graph, inputs, allow_unreachable=False, accumulate_grad=False):
-        if not _cores or not (create_graph or any(map(_tells_wholes, (*outputs, *inputs)))):
+        if not _cores or not (create_graph or any(map(_tells_wholes, outputs)) or any(map(_has_gradient_of_part, inputs))):
             return original(outputs, grad_outputs, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad)
         return engines.EngineBase.run_backward(list(outputs), list(grad_outputs), keep_graph, create_graph, list(inputs), allow_unreachable, accumulate_grad)
     return run
