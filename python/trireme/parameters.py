@@ -53,4 +53,4 @@ def _forget(key, reference):
 
 
 def _storage_of(tensor):
-    return wholes.storage_of(tensor)._cdata  # pylint: disable=protected-access
+    return None if wholes.tells_wholes(tensor) else wholes.storage_of(tensor)._cdata  # pylint: disable=protected-access

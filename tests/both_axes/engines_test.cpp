@@ -292,8 +292,7 @@ TEST(BothAxes, AModuleOfAnySizesIsRefusedByNameAndStaysAsItIs) {
         text,
         "axes \"sequence\" of 2 and \"tensor\" of 2 ranks: the program may compute with the sizes of a slice of a "
         "parameter, beside activations that say the whole's; where it reads sizes of its inputs alone, set "
-        "InitializeOptions::takes_sizes_from_inputs, which programs in Python do not have yet, or make one of the "
-        "two 1");
+        "InitializeOptions::takes_sizes_from_inputs, or make one of the two 1");
 }
 
 TEST(BothAxes, TokensThatSlicesShareAreRefusedByName) {

@@ -63,12 +63,12 @@ def storage_of(tensor):
     return _STORAGE(tensor)
 
 
-def _is_part(value):
+def is_part(value):
     """Whether this rank has some of its elements alone."""
     return isinstance(value, torch.Tensor) and any(core.is_part(value) and core.whole_of(value) is None for core in list(_cores))
 
 
-def _tells_wholes(value):
+def tells_wholes(value):
     """Whether it is a part that answers for the whole itself."""
     return isinstance(value, torch.Tensor) and bool(_cores) and engines.EngineBase.tells_wholes(value)
 
@@ -76,7 +76,7 @@ def _tells_wholes(value):
 def _has_gradient_of_part(value):
     """Whether a node that torch's engine does not know stands in front of its gradient: a part's, or a parameter's of
     which this rank has a slice."""
-    return _tells_wholes(value) or isinstance(value, torch.Tensor) and any(core.is_slice(value) for core in list(_cores))
+    return tells_wholes(value) or isinstance(value, torch.Tensor) and any(core.is_slice(value) for core in list(_cores))
 
 
 def _is_slice(value):
@@ -170,7 +170,7 @@ def _len(original):
 
 def _repr(original):
     def text(self, *args, **kwargs):
-        if not _is_part(self):
+        if not is_part(self):
             return original(self, *args, **kwargs)
         return f"tensor(a part of {tuple(self.shape)}, dtype={self.dtype})"
     return text
@@ -186,7 +186,7 @@ def _metadata(tensor):
 
 def _read_of_whole(name, original):
     def read(self, *args, **kwargs):
-        if not _is_part(self):
+        if not is_part(self):
             return original(self, *args, **kwargs)
         raise StateError(f"{name}: {tuple(self.shape)} is a tensor of which this rank has a part; read numbers from a total, such as sum(), or of features "
                          "and heads from engine.gather(tensor)")
@@ -195,7 +195,7 @@ def _read_of_whole(name, original):
 
 def _refused(name, reason, original):
     def refused(self, *args, **kwargs):
-        if _is_part(self):
+        if is_part(self):
             raise StateError(f"{name}: {tuple(self.shape)} is a tensor of which this rank has a part, and {reason}")
         return original(self, *args, **kwargs)
     return refused
@@ -216,7 +216,7 @@ def _scripted(original):
 
 def _retained(original):
     def retain_grad(self):
-        if _tells_wholes(self):
+        if tells_wholes(self):
             return original(self)
         return _refused("retain_grad", _OWN_ELEMENTS, original)(self)
     return retain_grad
@@ -225,7 +225,7 @@ def _retained(original):
 def _hooked(original):
     """A backward hook of a module gets gradients of its inputs or outputs."""
     def hooked(self, args):
-        if _cores and any(map(_is_part, args if isinstance(args, tuple) else (args,))):
+        if _cores and any(map(is_part, args if isinstance(args, tuple) else (args,))):
             raise StateError(f"register_full_backward_hook: {type(self.module).__name__} computes on a part of a tensor, whose gradient has this rank's "
                              "elements alone; hook a module around it, whose inputs and outputs are whole")
         return original(self, args)
@@ -239,7 +239,7 @@ _OWN_ELEMENTS = ("so is its gradient, which has this rank's elements alone and s
 def _run_by_parts(original):
     """A pass that begins at parts, or gives gradients of them, goes through the engine that knows of parts."""
     def run(outputs, grad_outputs, keep_graph, create_graph, inputs, allow_unreachable=False, accumulate_grad=False):
-        if not _cores or not (create_graph or any(map(_tells_wholes, outputs)) or any(map(_has_gradient_of_part, inputs))):
+        if not _cores or not (create_graph or any(map(tells_wholes, outputs)) or any(map(_has_gradient_of_part, inputs))):
             return original(outputs, grad_outputs, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad)
         return engines.EngineBase.run_backward(list(outputs), list(grad_outputs), keep_graph, create_graph, list(inputs), allow_unreachable, accumulate_grad)
     return run
@@ -263,7 +263,7 @@ class _Hook:
 def _register_hook(original):
     """A hook of a part gets parts, where torch's would get this rank's elements."""
     def register_hook(self, hook):
-        if _tells_wholes(self):
+        if tells_wholes(self):
             return _Hook(self, engines.EngineBase.register_hook(self, hook))
         return _refused("register_hook", _OWN_ELEMENTS, original)(self, hook)
     return register_hook
