@@ -69,6 +69,7 @@ void bind_parts(EngineBaseClass& engine) {
            [](const EngineBase& engine, const at::Tensor& tensor) { return engine.passes().whole_sizes(tensor); })
       .def_static("forget_sequence", &forget_sequence)
       .def_static("tells_wholes", [](const at::Tensor& tensor) { return PartTensor::of(tensor) != nullptr; })
+      .def_static("is_leaf", [](const at::Tensor& tensor) { return tensor.is_leaf(); })
       .def_static("run_backward", &run_backward, py::arg("roots"), py::arg("gradients"), py::arg("keep_graph"),
                   py::arg("create_graph"), py::arg("inputs"), py::arg("allow_unreachable"), py::arg("accumulate_grad"))
       .def_static("register_hook", &register_hook, py::arg("part"), py::arg("hook"))

@@ -122,6 +122,19 @@ def _numel(original):
     return numel
 
 
+def _is_leaf(original):
+    """A leaf that is a part has a node in front of its gradient, which a function of the program's is to find."""
+    def is_leaf(self):
+        return original(self) or bool(_cores) and engines.EngineBase.is_leaf(self)
+    return is_leaf
+
+
+def _grad_fn(original):
+    def grad_fn(self):
+        return None if _cores and engines.EngineBase.is_leaf(self) else original(self)
+    return grad_fn
+
+
 def _broadcast(original):
     """libtorch computes the sizes of what it returns."""
     def broadcast(*tensors):
@@ -390,6 +403,7 @@ def _refusals(names, reason, why):
 
 _SIZES = "sizes of a part are the whole's"
 _NUMBERS = "numbers of a part are the whole's where that is known, and refused elsewhere"
+_LEAVES = "a leaf stays one where gradients of a program's functions pass a node to it"
 _PLACES = "places of elements are the whole's"
 
 PATCHES = Patches(__name__, "an engine is made that cuts samples or layers (sequence or tensor parallelism)", [
@@ -399,6 +413,8 @@ PATCHES = Patches(__name__, "an engine is made that cuts samples or layers (sequ
     *_rows(["Tensor.stride"], _stride, _SIZES),
     *_rows(["Tensor.numel", "Tensor.nelement", "numel"], _numel, _SIZES),
     *_rows(["Tensor.__len__"], _len, _SIZES),
+    *_rows(["Tensor.is_leaf"], _is_leaf, _LEAVES),
+    *_rows(["Tensor.grad_fn"], _grad_fn, _LEAVES),
     *_rows(["Tensor.__repr__"], _repr, _SIZES),
     Wrapped("torch", "broadcast_tensors", _SIZES, _broadcast, also=("torch.functional.broadcast_tensors",)),
     *_rows(["Tensor.__getitem__"], _getitem, _PLACES),
