@@ -31,6 +31,15 @@ bool is_free(const ByAxis& now, const ByAxis& wanted, int axis, const std::optio
   return true;
 }
 
+/// Whether an axis cuts a dim that an earlier one leaves or comes to.
+bool is_in_the_way(const ByAxis& now, const ByAxis& wanted, int axis) {
+  for (int earlier = 0; now[axis] && earlier < axis; ++earlier)
+    if (now[earlier] != wanted[earlier] &&
+        (is_on(now[earlier], now[axis]->dim) || is_on(wanted[earlier], now[axis]->dim)))
+      return true;
+  return false;
+}
+
 }  // namespace
 
 std::vector<Step> steps_between(const Placement& given, const Placement& wanted, const AxisGrid& grid) {
@@ -49,17 +58,19 @@ std::vector<Step> steps_between(const Placement& given, const Placement& wanted,
     return everywhere([axis](const ByAxis& own, const ByAxis& end) { return is_free(own, end, axis, end[axis]); });
   };
   for (;;) {
-    int next = -1, last_cut = -1;
+    int next = -1, in_the_way = -1;
     bool are_all_done = true;
     for (int axis = grid.axes() - 1; axis >= 0; --axis) {
-      if (last_cut < 0 && !everywhere([axis](const ByAxis& own, const ByAxis&) { return !own[axis]; })) last_cut = axis;
+      if (in_the_way < 0 &&
+          !everywhere([axis](const ByAxis& own, const ByAxis& end) { return !is_in_the_way(own, end, axis); }))
+        in_the_way = axis;
       if (is_done(axis)) continue;
       are_all_done = false;
       if (next < 0 && can_change(axis)) next = axis;
     }
     if (are_all_done) return steps;
     const bool is_to_none = next < 0;
-    const int axis = is_to_none ? last_cut : next;
+    const int axis = is_to_none ? in_the_way : next;
     for (size_t position = 0; position < now.size(); ++position)
       now[position][axis] = is_to_none ? std::nullopt : to[position][axis];
     steps.push_back({axis, is_to_none});

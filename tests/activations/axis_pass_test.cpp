@@ -105,16 +105,19 @@ std::optional<Trial> trial_of(const OperatorCase& one, Random& random) {
 
 /// The pass of a rank of the grid, the last axis the fastest.
 std::unique_ptr<AxisPass> pass_of(const std::vector<std::unique_ptr<Group>>& groups,
-                                  Undivided undivided = Undivided::kGather) {
+                                  const std::vector<GradientLaw>& laws, const std::vector<Undivided>& undivided) {
   std::vector<PassAxis> own;
-  for (int axis = 0; axis < axes().grid.axes(); ++axis)
-    own.push_back({std::make_shared<AxisExchanges>(*groups[axis], axes().laws[axis], "a test"),
-                   std::make_unique<NoPolicy>(undivided)});
+  for (size_t axis = 0; axis < groups.size(); ++axis)
+    own.push_back({std::make_shared<AxisExchanges>(*groups[axis], laws[axis], "a test"),
+                   std::make_unique<NoPolicy>(undivided[axis])});
   return std::make_unique<AxisPass>(PassOrder::kTensor, std::move(own));
 }
+std::unique_ptr<AxisPass> pass_of(const std::vector<std::unique_ptr<Group>>& groups,
+                                  Undivided undivided = Undivided::kGather) {
+  return pass_of(groups, axes().laws, {groups.size(), undivided});
+}
 
-std::vector<std::unique_ptr<Group>> groups_of(Group& world) {
-  const AxisGrid& grid = axes().grid;
+std::vector<std::unique_ptr<Group>> groups_of(Group& world, const AxisGrid& grid = axes().grid) {
   std::vector<std::unique_ptr<Group>> groups;
   for (int axis = 0; axis < grid.axes(); ++axis) {
     std::vector<std::vector<int>> parts;
@@ -401,6 +404,21 @@ const std::vector<std::pair<const char*, RandomProgram::Step>> RandomProgram::kS
     {"sorted", &RandomProgram::sorted},
     {"padded", &RandomProgram::padded}};
 
+/// The axes of programs, and the way of each where nothing can be divided.
+struct ProgramAxes {
+  Axes axes;
+  std::vector<Undivided> undivided;
+
+  bool may_refuse() const { return std::ranges::count(undivided, Undivided::kMove) > 0; }
+  /// Ranks that count the loss, each once.
+  int64_t counting() const {
+    int64_t count = 1;
+    for (int axis = 0; axis < axes.grid.axes(); ++axis)
+      if (axes.laws[axis] == GradientLaw::kShares) count *= axes.grid.ranks(axis);
+    return count;
+  }
+};
+
 /// The inputs of a program and how ranks have them.
 struct Inputs {
   std::vector<at::Tensor> wholes;
@@ -409,13 +427,13 @@ struct Inputs {
   std::string text;
 };
 
-Inputs inputs_of(int64_t seed) {
+Inputs inputs_of(int64_t seed, const Axes& axes) {
   Random random(static_cast<uint64_t>(seed) * 7919 + 1);
   const at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed));
   Inputs made;
   for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{4, 6, 12}, {12, 12}, {6, 12}, {12, 6}}) {
     made.wholes.push_back(at::randn(sizes, generator, at::kDouble).requires_grad_());
-    made.parts.push_back(distributed(made.wholes.back(), random_placement(random, sizes), axes()));
+    made.parts.push_back(distributed(made.wholes.back(), random_placement(random, sizes, axes.grid), axes));
   }
   made.loss = RandomProgram(seed).run(made.wholes, made.text);
   torch::autograd::backward({made.loss}, {});
@@ -423,7 +441,7 @@ Inputs inputs_of(int64_t seed) {
 }
 
 /// The difference of this rank from one process; "": none.
-std::string difference_of(AxisPass& pass, int64_t seed, const Inputs& inputs) {
+std::string difference_of(AxisPass& pass, int64_t seed, const Inputs& inputs, const ProgramAxes& of) {
   std::vector<at::Tensor> own;
   for (size_t i = 0; i < inputs.parts.size(); ++i) {
     own.push_back(inputs.parts[i].local[pass.position()].detach().clone());
@@ -443,35 +461,39 @@ std::string difference_of(AxisPass& pass, int64_t seed, const Inputs& inputs) {
     const Placement& placement = inputs.parts[i].placement;
     const at::Tensor gradient = own[i].grad();
     at::Tensor found = gradient.defined() ? own_elements(gradient).clone() : at::zeros_like(own_elements(own[i]));
-    if (!placement.is_cut_along(0)) pass.group(0).all_reduce(found).wait();
+    for (int axis = 0; axis < pass.grid().axes(); ++axis)
+      if (of.axes.laws[axis] == GradientLaw::kShares && !placement.is_cut_along(axis))
+        pass.group(axis).all_reduce(found).wait();
     const at::Tensor& whole = inputs.wholes[i].grad();
     at::Tensor expected = whole.defined() ? whole : at::zeros_like(inputs.wholes[i]);
     for (const Cut& cut : placement.at(pass.position()))
-      expected = cut.slice(expected, axes().grid.rank(pass.position(), cut.axis));
-    if (!at::allclose(found, expected * axes().grid.ranks(0), 1e-6, 1e-7)) return str("gradient of input ", i);
+      expected = cut.slice(expected, pass.grid().rank(pass.position(), cut.axis));
+    if (!at::allclose(found, expected * of.counting(), 1e-6, 1e-7)) return str("gradient of input ", i);
   }
   return "";
 }
 
-/// Programs on parts over two axes have the loss and the gradients of one process, or are refused on every rank.
-void expect_programs(Undivided undivided, double most_refused) {
-  const int64_t programs = of_environment("TRIREME_PASS_PROGRAMS", 60), seed = of_environment("TRIREME_ROW_SEED", 1);
+/// Programs on parts have the loss and the gradients of one process, or are refused on every rank. Of
+/// TRIREME_PASS_PROGRAMS, `programs` without it.
+void expect_programs(const ProgramAxes& of, int64_t programs, double most_refused) {
+  programs = of_environment("TRIREME_PASS_PROGRAMS", programs);
+  const int64_t seed = of_environment("TRIREME_ROW_SEED", 1);
   std::vector<Inputs> all;
-  for (int64_t i = 0; i < programs; ++i) all.push_back(inputs_of(seed * 100'000 + i));
+  for (int64_t i = 0; i < programs; ++i) all.push_back(inputs_of(seed * 100'000 + i, of.axes));
   std::atomic<int64_t> refused = 0;
-  run_ranks(axes().grid.positions(), [&](Rank& rank) {
+  run_ranks(of.axes.grid.positions(), [&](Rank& rank) {
     const QuietWarnings quiet;
-    const std::vector<std::unique_ptr<Group>> groups = groups_of(rank.world());
-    const std::unique_ptr<AxisPass> pass = pass_of(groups, undivided);
+    const std::vector<std::unique_ptr<Group>> groups = groups_of(rank.world(), of.axes.grid);
+    const std::unique_ptr<AxisPass> pass = pass_of(groups, of.axes.laws, of.undivided);
     pass->give_parts();
     for (int64_t i = 0; i < programs; ++i) {
       const Inputs& inputs = all[static_cast<size_t>(i)];
       std::string problem;
       try {
-        problem = difference_of(*pass, seed * 100'000 + i, inputs);
+        problem = difference_of(*pass, seed * 100'000 + i, inputs, of);
       } catch (const StateError& error) {
         problem = error.what();
-        if (undivided == Undivided::kMove && problem.find(" is a slice, that of rank ") != std::string::npos) {
+        if (of.may_refuse() && problem.find(" is a slice, that of rank ") != std::string::npos) {
           problem.clear();
           ++refused;
         }
@@ -482,14 +504,33 @@ void expect_programs(Undivided undivided, double most_refused) {
       if (!problem.empty()) return;
     }
   });
-  EXPECT_EQ(refused % axes().grid.positions(), 0);
-  const auto count = refused / axes().grid.positions();
+  EXPECT_EQ(refused % of.axes.grid.positions(), 0);
+  const auto count = refused / of.axes.grid.positions();
   std::printf("%ld of %ld programs are refused\n", static_cast<long>(count), static_cast<long>(programs));
   EXPECT_LE(static_cast<double>(count), most_refused * static_cast<double>(programs));
 }
 
-TEST(AxisPass, RunsProgramsOnPartsOverTwoAxes) { expect_programs(Undivided::kGather, 0); }
-TEST(AxisPass, MovesInProgramsOnPartsOverTwoAxes) { expect_programs(Undivided::kMove, 0.7); }
+/// A whole, a share and a whole, as layers, sequences and layers cut.
+Axes three_axes() {
+  using enum GradientLaw;
+  return {AxisGrid({2, 2, 2}), {kWhole, kShares, kWhole}};
+}
+
+TEST(AxisPass, RunsProgramsOnPartsOverTwoAxes) {
+  expect_programs({axes(), {Undivided::kGather, Undivided::kGather}}, 60, 0);
+}
+TEST(AxisPass, MovesInProgramsOnPartsOverTwoAxes) {
+  expect_programs({axes(), {Undivided::kMove, Undivided::kMove}}, 60, 0.7);
+}
+TEST(AxisPass, RunsProgramsOnPartsOverThreeAxes) {
+  expect_programs({three_axes(), {Undivided::kGather, Undivided::kGather, Undivided::kGather}}, 20, 0);
+}
+TEST(AxisPass, MovesInProgramsOnPartsOverThreeAxes) {
+  expect_programs({three_axes(), {Undivided::kMove, Undivided::kMove, Undivided::kMove}}, 20, 0.7);
+}
+TEST(AxisPass, MovesAlongOneOfThreeAxesInPrograms) {
+  expect_programs({three_axes(), {Undivided::kGather, Undivided::kMove, Undivided::kGather}}, 20, 0.7);
+}
 
 TEST(AxisPass, MovesOrRefusesWhatItMayNotGather) { expect_every_operator(ToldBy::kDeclared, Undivided::kMove); }
 TEST(AxisPass, MovesOrRefusesPartsThatItMayNotGather) { expect_every_operator(ToldBy::kParts, Undivided::kMove); }

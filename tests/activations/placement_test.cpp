@@ -1,6 +1,7 @@
 // Ranges, cuts along factors, and decisions in closed form.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -289,6 +290,60 @@ TEST(StepsBetweenPlacements, ChangeTheInnerAxisFirstWhereBothCutADim) {
   for (int position = 0; position < grid.positions(); ++position)
     outer_moves.at(position) = {cut(0, 1, 1, Ranges::even(8, 2)), cut(1, 0, 1, Ranges::even(8, 2))};
   EXPECT_EQ(text(nested, outer_moves), "1- 0 1 ") << "the inner one counts in what the outer one leaves";
+}
+
+/// Axes of two ranks each, nested where they cut one dim of 8: `dims` by axis, -1: none.
+Placement nested_along(const AxisGrid& grid, const std::vector<int>& dims) {
+  Placement placement(grid.positions());
+  std::vector<int64_t> left(3, 8);
+  for (int axis = 0; axis < grid.axes(); ++axis) {
+    if (dims[axis] < 0) continue;
+    for (Placement::Cuts& cuts : placement) cuts.push_back(cut(axis, dims[axis], 1, Ranges::even(left[dims[axis]], 2)));
+    left[dims[axis]] /= 2;
+  }
+  return placement;
+}
+
+/// From any placement of three axes to any other one: each step is one that ranks can make, and they end.
+TEST(StepsBetweenPlacements, LeadFromAnyPlacementOfThreeAxesToAnyOther) {
+  const AxisGrid grid({2, 2, 2});
+  std::vector<std::vector<int>> all;
+  for (int code = 0; code < 64; ++code) all.push_back({code % 4 - 1, code / 4 % 4 - 1, code / 16 - 1});
+  for (const std::vector<int>& from : all)
+    for (const std::vector<int>& to : all) {
+      const Placement given = nested_along(grid, from), wanted = nested_along(grid, to);
+      std::map<int, Cut> now, end;
+      for (const Cut& one : given.at(0)) now[one.axis] = one;
+      for (const Cut& one : wanted.at(0)) end[one.axis] = one;
+      std::map<int, int> gathers;
+      for (const Step& step : steps_between(given, wanted, grid)) {
+        const bool is_cut = !step.is_to_none && end.contains(step.axis);
+        gathers[step.axis] += step.is_to_none ? 1 : 0;
+        EXPECT_LE(gathers[step.axis], 1);
+        for (const auto& [axis, other] : now) {
+          if (axis <= step.axis) continue;
+          EXPECT_FALSE(now.contains(step.axis) && other.dim == now[step.axis].dim) << "it cuts what this axis leaves";
+          EXPECT_FALSE(is_cut && other.dim == end[step.axis].dim) << "it would cut what this axis leaves";
+        }
+        now.erase(step.axis);
+        if (!is_cut) continue;
+        int64_t left = 8;
+        for (const auto& [axis, other] : now)
+          if (axis < step.axis && other.dim == end[step.axis].dim) left /= 2;
+        EXPECT_EQ(end[step.axis].whole(), left) << "by the size that earlier axes leave";
+        now[step.axis] = end[step.axis];
+      }
+      EXPECT_EQ(now, end);
+    }
+}
+
+/// An axis that cuts another dim stays as it is while the two that have to change places do.
+TEST(StepsBetweenPlacements, GatherTheAxisThatIsInTheWayAndNotTheLastOne) {
+  const AxisGrid grid({2, 2, 2});
+  std::string made;
+  for (const Step& step : steps_between(nested_along(grid, {0, 1, 2}), nested_along(grid, {1, 0, 2}), grid))
+    made += str(step.axis, step.is_to_none ? "- " : " ");
+  EXPECT_EQ(made, "1- 0 1 ");
 }
 
 }  // namespace

@@ -51,8 +51,8 @@ inline Ranges random_ranges(Random& random, int64_t whole, int ranks, bool is_so
 }
 
 /// Each axis cuts a dim, or none; a later axis may cut what an earlier one leaves of the same dim.
-inline Placement random_placement(Random& random, const std::vector<int64_t>& sizes) {
-  const AxisGrid& grid = axes().grid;
+inline Placement random_placement(Random& random, const std::vector<int64_t>& sizes,
+                                  const AxisGrid& grid = axes().grid) {
   Placement placement(grid.positions());
   std::vector<std::vector<int64_t>> left(grid.positions(), sizes);
   for (int axis = 0; axis < grid.axes(); ++axis) {

@@ -21,7 +21,7 @@ struct Step {
 };
 
 /// A cut changes while no later axis cuts what it leaves of its dims, and when earlier ones cut these as is wanted; an
-/// axis in the way is gathered, the last one first.
+/// axis in the way of an earlier one is gathered, the last such axis first, and once at most.
 std::vector<Step> steps_between(const Placement& given, const Placement& wanted, const AxisGrid& grid);
 
 }  // namespace trireme
