@@ -1,9 +1,8 @@
 """A program computes on whole tensors, wherever it looks.
 
-A part has this rank's tokens of a sequence, or its heads or features of a layer. What Python reads off it, sizes and
-strides, is of the whole, as plain numbers; what it gives back, sizes of views, places of elements and tensors that it
-makes by a length, is of the whole, too, and the engine's core turns it into this rank's. So nothing that a program
-computes from a length is of one rank.
+A part has this rank's tokens of a sequence, or its heads or features of a layer, and tells the whole's sizes itself
+(docs/sequence.md); what of it goes around libtorch's C++ interface is replaced here. A parameter of which this rank has
+a slice is a plain tensor of the slice's sizes: Python reads the whole's off it, too.
 """
 import functools
 import math
@@ -19,7 +18,7 @@ from ..errors import StateError
 from ..patches import Added, Entry, Patches, Wrapped
 from . import streams
 
-_cores = weakref.WeakSet()
+_cores, _of_slices = weakref.WeakSet(), weakref.WeakSet()  # all; those that cut layers
 _ALL = slice(None)
 _SIZE, _STORAGE = torch.Tensor.size, torch.Tensor.untyped_storage  # which tell of this rank's elements
 
@@ -31,6 +30,8 @@ def watch(core):
         streams.PATCHES.apply()
         _forget_sequences()  # kinds of tensors that were made since
     _cores.add(core)
+    if core.has_slices:
+        _of_slices.add(core)
 
 
 def _forget_sequences(*_):
@@ -46,16 +47,8 @@ def _and_below(kind):
 
 
 def sizes_of_whole(tensor):
-    """The sizes of the tensor that `tensor` is a part of; None where it is no part.
-
-    Raises  StateError: they are not known, since the dim that is cut went into others.
-    """
-    for core in list(_cores):
-        if (sizes := core.whole_sizes(tensor)) is not None:
-            if -1 in sizes:
-                raise StateError("a size is read off a part whose cut dim went into others; keep tokens, heads and features in dims of their own")
-            return sizes
-    return None
+    """The whole's sizes of a parameter of which this rank has a slice; None: it is none."""
+    return next((sizes for core in list(_of_slices) if (sizes := core.whole_sizes(tensor)) is not None), None)
 
 
 def storage_of(tensor):
@@ -76,7 +69,7 @@ def tells_wholes(value):
 def _has_gradient_of_part(value):
     """Whether a node that torch's engine does not know stands in front of its gradient: a part's, or a parameter's of
     which this rank has a slice."""
-    return tells_wholes(value) or isinstance(value, torch.Tensor) and any(core.is_slice(value) for core in list(_cores))
+    return tells_wholes(value) or isinstance(value, torch.Tensor) and any(core.is_slice(value) for core in list(_of_slices))
 
 
 def _is_slice(value):
@@ -89,7 +82,7 @@ def _is_slice(value):
 def _shape(original):
     def shape(self):
         sizes = original(self)
-        if not _cores or (whole := sizes_of_whole(self)) is None:
+        if not _of_slices or (whole := sizes_of_whole(self)) is None:
             return sizes
         return torch.Size(whole)
     return shape
@@ -97,7 +90,7 @@ def _shape(original):
 
 def _size(original):
     def size(self, dim=None):
-        if not _cores or (whole := sizes_of_whole(self)) is None:
+        if not _of_slices or (whole := sizes_of_whole(self)) is None:
             return original(self) if dim is None else original(self, dim)
         return torch.Size(whole) if dim is None else torch.Size(whole)[dim]
     return size
@@ -105,7 +98,7 @@ def _size(original):
 
 def _stride(original):
     def stride(self, dim=None):
-        if not _cores or (whole := sizes_of_whole(self)) is None:
+        if not _of_slices or (whole := sizes_of_whole(self)) is None:
             return original(self) if dim is None else original(self, dim)
         strides = _strides_of_whole(original(self), _SIZE(self), whole)
         return strides if dim is None else strides[dim]
@@ -122,7 +115,7 @@ def _strides_of_whole(strides, local, whole):
 
 def _numel(original):
     def numel(self):
-        if not _cores or (whole := sizes_of_whole(self)) is None:
+        if not _of_slices or (whole := sizes_of_whole(self)) is None:
             return original(self)
         return math.prod(whole)
     return numel
@@ -145,7 +138,7 @@ def _broadcast(original):
     """libtorch computes the sizes of what it returns."""
     def broadcast(*tensors):
         given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
-        if not _cores or not any(map(_is_slice, given)):
+        if not _of_slices or not any(map(_is_slice, given)):
             return original(*tensors)
         sizes = torch.broadcast_shapes(*(tensor.shape for tensor in given))
         return [tensor.expand(sizes) for tensor in given]
@@ -154,7 +147,7 @@ def _broadcast(original):
 
 def _nbytes(original):
     def nbytes(self):
-        if not _cores or sizes_of_whole(self) is None:
+        if not _of_slices or sizes_of_whole(self) is None:
             return original(self)
         return self.numel() * self.element_size()
     return nbytes
@@ -162,7 +155,7 @@ def _nbytes(original):
 
 def _len(original):
     def length(self):
-        if not _cores or (whole := sizes_of_whole(self)) is None:
+        if not _of_slices or (whole := sizes_of_whole(self)) is None:
             return original(self)
         return whole[0]
     return length
@@ -204,7 +197,7 @@ def _refused(name, reason, original):
 def _scripted(original):
     """TorchScript reads sizes without Python."""
     def call(self, *args, **kwargs):
-        if _cores and any(map(_is_slice, (*args, *kwargs.values()))):
+        if _of_slices and any(map(_is_slice, (*args, *kwargs.values()))):
             graph = str(getattr(self, "inlined_graph", None) or self.graph)
             if any(reader in graph for reader in ("aten::size(", "aten::numel(", "aten::len(", "aten::stride(", "aten::sym_size")):
                 raise StateError(f"{getattr(self, 'name', 'a function')} of TorchScript reads sizes of a tensor of which this rank has a part, which are "
@@ -273,7 +266,7 @@ def _differentiated(original):
     """Gradients of slices of a layer come whole."""
     def grad(outputs, inputs, *args, **kwargs):
         given = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
-        slices = {index: core for index, tensor in enumerate(given) for core in list(_cores) if _cores and core.is_slice(tensor)}
+        slices = {index: core for index, tensor in enumerate(given) for core in list(_of_slices) if core.is_slice(tensor)}
         found = original(outputs, inputs, *args, **kwargs)
         return tuple(slices[i].gather_like(one, given[i]) if i in slices and one is not None else one for i, one in enumerate(found)) if slices else found
     return grad
@@ -283,7 +276,7 @@ def _differentiated(original):
 
 def _getitem(original):
     def getitem(self, index):
-        if not _cores or sizes_of_whole(self) is None:
+        if not _of_slices or sizes_of_whole(self) is None:
             return original(self, index)
         view, indices = _taken(self, index)
         return torch.ops.aten.alias(view) if indices is None else original(view, tuple(_ALL if one is None else one for one in indices))
@@ -292,7 +285,7 @@ def _getitem(original):
 
 def _setitem(original):
     def setitem(self, index, value):
-        if not _cores or not (_is_slice(self) or _is_slice(value)):
+        if not _of_slices or not (_is_slice(self) or _is_slice(value)):
             return original(self, index, value)
         view, indices = _taken(self, index)
         if not isinstance(value, torch.Tensor):
