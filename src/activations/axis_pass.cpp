@@ -67,12 +67,26 @@ std::shared_ptr<const PlacedTensor> known_of(const PartTensor& part) {
                    .is_copy = of->is_copy});
 }
 
+/// Null: `tensor` is no part of the pass that has these placements.
+PartTensor* own_part(const at::Tensor& tensor, const KeptPlacements& kept) {
+  PartTensor* const part = PartTensor::of(tensor);
+  return part != nullptr && part->known()->ranks == kept.ranks() ? part : nullptr;
+}
+
 class RanksOfPass final : public PartRanks {
  public:
   explicit RanksOfPass(AxisPass& pass) : pass_(pass) {}
   at::Tensor whole(const at::Tensor& part) override {
+    const auto known = pass_.find(part);
+    if (known != nullptr && known->is_unknown)
+      throw StateError(str("a function of the program's own gives ", part.sizes(),
+                           " as the gradient of a whole tensor, of which this rank's part is right in rows that are "
+                           "not known; make it of parts by cat() or pad(), or write into a tensor of the part's sizes"));
+    if (known == nullptr || !known->is_cut() || known->held == Held::kWhole) return part;
     const WithoutInterception own_operators;
-    return pass_.whole(placed_argument(part, known_of(*PartTensor::of(part))));
+    return pass_.whole(known->held == Held::kWithin
+                           ? placed_argument(part_of_whole(pass_, part, *known->placement), part_by(known->placement))
+                           : placed_argument(part, known));
   }
   at::Tensor mean(const at::Tensor& whole, const Placement& placement) override {
     const WithoutInterception own_operators;
@@ -192,7 +206,7 @@ AxisPass::~AxisPass() { RankContext::of_this_thread().streams().set_slice(0); }
 
 void AxisPass::run(OperatorCall& call, Next next) {
   // libtorch's own nodes get local tensors alone, so a part among the arguments is a program's, in backward too.
-  const bool has_part = gives_parts_ && has_parts(call);
+  const bool has_part = gives_parts_ && has_parts(call, kept_.ranks().get());
   const bool is_forward = torch::autograd::get_current_graph_task_id() == -1 || at::GradMode::is_enabled() ||
                           (gives_parts_ && !has_part && program_runs_in_backward());
   if (!has_part && (!is_forward || table_.is_empty())) return next(call);
@@ -232,7 +246,8 @@ void AxisPass::add(const at::Tensor& tensor, PlacedTensor known) {
 }
 
 std::shared_ptr<const PlacedTensor> AxisPass::find(const at::Tensor& tensor) {
-  if (PartTensor* const part = PartTensor::of(tensor)) return known_of(*part);
+  if (PartTensor* const part = own_part(tensor, kept_)) return known_of(*part);
+  if (PartTensor::of(tensor) != nullptr) return nullptr;
   return std::this_thread::get_id() == thread_ ? table_.find(tensor) : nullptr;
 }
 
@@ -244,7 +259,7 @@ PlacedArguments AxisPass::find_arguments(OperatorCall& call, WrittenCopies& writ
     bool has_part = false;
     for_each_tensor(call.arguments().slice(i, 1), [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return;
-      if (PartTensor* const part = gives_parts_ ? PartTensor::of(tensor) : nullptr) {
+      if (PartTensor* const part = gives_parts_ ? own_part(tensor, kept_) : nullptr) {
         found.push_back({i, part->local(), known_of(*part), tensor});
         if (found.back().known->is_copy && is_written(call, i))
           refuse(call, found.back().tensor, "writes into a copy of other ranks' elements",
@@ -252,6 +267,7 @@ PlacedArguments AxisPass::find_arguments(OperatorCall& call, WrittenCopies& writ
         has_part = true;
         return;
       }
+      if (gives_parts_ && PartTensor::of(tensor) != nullptr) return;  // another pass's
       const bool is_hidden = !tensor.unsafeGetTensorImpl()->unsafe_storage();
       const at::Tensor& inner = is_hidden ? under_transforms(tensor) : tensor;
       is_transformed = is_transformed || !inner.is_same(tensor);
@@ -284,7 +300,7 @@ PlacedArguments AxisPass::find_arguments(OperatorCall& call, WrittenCopies& writ
     }
     std::vector<at::Tensor> tensors = tensors_among(call.arguments().slice(i, 1));
     for (at::Tensor& tensor : tensors)
-      if (tensor.defined() && PartTensor::of(tensor) != nullptr) tensor = PartTensor::of(tensor)->local();
+      if (tensor.defined() && own_part(tensor, kept_) != nullptr) tensor = own_part(tensor, kept_)->local();
     value = with_tensors({value}, tensors)[0];
   }
   if (!is_transformed) return found;

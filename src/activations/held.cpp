@@ -27,7 +27,12 @@ bool may_hold_within(const AxisPass& pass, const Placement& placement) {
 void HeldRun::run(PlacedArguments found) {
   const auto is_held = [](Held held) { return [held](const PlacedArgument& one) { return one.known->held == held; }; };
   if (std::ranges::any_of(found, is_held(Held::kWithin)) && run_within(found)) return;
-  if (!std::ranges::all_of(found, is_held(Held::kWhole)))
+  const auto is_of_batch = [](const PlacedArgument& one) {
+    return one.known->held == Held::kWhole || one.known->is_parameter;
+  };
+  const bool has_whole = std::ranges::any_of(found, is_held(Held::kWhole));
+  if (!has_whole || (!std::ranges::all_of(found, is_held(Held::kWhole)) &&
+                     !(std::ranges::all_of(found, is_of_batch) && realises())))
     std::erase_if(found, is_held(Held::kWhole));
   else if (realises())
     found = with_parts(found, Held::kWhole);

@@ -13,20 +13,20 @@ namespace {
 /// To a whole argument of a program's function: all of a gradient that is a part.
 class WholeGradient final : public Node {
  public:
-  explicit WholeGradient(const Edge& edge) {
+  WholeGradient(const Edge& edge, std::shared_ptr<PartRanks> ranks) : ranks_(std::move(ranks)) {
     const auto& whole = edge.function->input_metadata(edge.input_nr);
     add_input_metadata(whole.options(), whole.shape_as_dim_vector(), whole.is_tensor_subclass(),
                        whole.is_nested_tensor(), whole.grad_dtype());
     add_next_edge(edge);
   }
   variable_list apply(variable_list&& gradients) override {
-    PartTensor* const part = gradients[0].defined() ? PartTensor::of(gradients[0]) : nullptr;
-    if (part == nullptr) return std::move(gradients);
-    refuse_gradients_of_gradients();
-    if (part->known()->ranks == nullptr) refuse("a program's own function gave it as the gradient of a whole");
-    return {part->known()->ranks->whole(gradients[0])};
+    if (!gradients[0].defined() || at::GradMode::is_enabled()) return std::move(gradients);
+    return {ranks_->whole(gradients[0])};
   }
   std::string name() const override { return "TriremeWholeGradient"; }
+
+ private:
+  const std::shared_ptr<PartRanks> ranks_;
 };
 
 /// The hook of a program's function that joins gradients of its whole results, of which ranks have shares.
@@ -79,11 +79,14 @@ Captured captured(const Edge& edge) {
 }
 
 void join_ranks(Node& function) {
-  if (!is_function(function) || std::ranges::none_of(function.next_edges(), to_part)) return;
+  if (!is_function(function)) return;
+  const auto of = std::ranges::find_if(function.next_edges(), to_part);
+  if (of == function.next_edges().end() || to_part(*of)->known()->ranks == nullptr) return;
+  const std::shared_ptr<PartRanks> ranks = to_part(*of)->known()->ranks;
   for (uint32_t i = 0; i < function.num_outputs(); ++i) {
     const Edge edge = function.next_edge(i);
     if (edge.is_valid() && to_part(edge) == nullptr && dynamic_cast<WholeGradient*>(edge.function.get()) == nullptr)
-      function.set_next_edge(i, Edge(make_node<WholeGradient>(edge), 0));
+      function.set_next_edge(i, Edge(make_node<WholeGradient>(edge, ranks), 0));
   }
   const auto part = std::ranges::find_if(function.next_edges(), [](const Edge& edge) {
     return to_part(edge) != nullptr && to_part(edge)->known()->shares > 1;

@@ -204,13 +204,13 @@ void PlainSlices::add(const at::Tensor& leaf, PartOf of, std::string name) {
   part_tensor::Slices::all().add(leaf, std::make_shared<const PartOf>(std::move(of)), std::move(name), this);
 }
 
-bool has_parts(const OperatorCall& call) {
+bool has_parts(const OperatorCall& call, const PartRanks* ranks) {
   bool found = false;
   for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     if (const PartTensor* const part = PartTensor::of(tensor)) {
       part->check_known();
-      found = true;
+      found = found || ranks == nullptr || part->known()->ranks.get() == ranks;
     } else if (const at::Tensor& inner = under_transforms(tensor);
                !inner.is_same(tensor) && PartTensor::of(inner) != nullptr)
       part_tensor::refuse(str(call.op.schema().name(), " in a transform of torch.func (vmap, grad, jvp) is not there"));

@@ -1,9 +1,13 @@
 // Parts of samples and layers, of an engine over a Python module.
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/engine.h"
 #include "trireme/activations/part_tensor.h"
+#include "trireme/base/torch/nodes.h"
+#include "trireme/intercept.h"
 #include "trireme/intercept/random_streams.h"
 
 namespace trireme::python {
@@ -70,6 +74,13 @@ void bind_parts(EngineBaseClass& engine) {
            [](const EngineBase& engine, const at::Tensor& tensor) { return engine.passes().whole_sizes(tensor); })
       .def_static("forget_sequence", &forget_sequence)
       .def_static("tells_wholes", [](const at::Tensor& tensor) { return PartTensor::of(tensor) != nullptr; })
+      .def_static("recorded_node",
+                  [](const at::Tensor& part) {  // by which torch tells whether a pass will come there
+                    const WithoutInterception as_local;
+                    NodePtr node = part.grad_fn();
+                    if (node == nullptr) node = torch::autograd::impl::gradient_edge(part).function;
+                    return py::reinterpret_steal<py::object>(torch::autograd::functionToPyObject(node));
+                  })
       .def_static("is_leaf", [](const at::Tensor& tensor) { return tensor.is_leaf(); })
       .def_static("run_backward", &run_backward, py::arg("roots"), py::arg("gradients"), py::arg("keep_graph"),
                   py::arg("create_graph"), py::arg("inputs"), py::arg("allow_unreachable"), py::arg("accumulate_grad"))

@@ -32,7 +32,8 @@ constexpr int kRanks = 2;  // along each axis
 
 using Weights = std::map<std::string, at::Tensor>;
 /// The dim of each weight that ranks along "tensor" have slices of.
-const std::map<std::string, int64_t> kCutDims = {{"query", 0}, {"key", 0}, {"value", 0},
+using CutDims = std::map<std::string, int64_t>;
+const CutDims kCutDims = {{"query", 0}, {"key", 0}, {"value", 0},
                                                  {"out", 1},   {"up", 0},  {"down", 1}};
 
 Weights make_weights() {
@@ -67,7 +68,7 @@ std::vector<at::Tensor> gradients(const at::Tensor& loss, const Weights& weights
   return torch::autograd::grad({loss}, leaves);
 }
 
-void expect_one_process(SequenceAttention attention) {
+void expect_one_process(SequenceAttention attention, const CutDims& cut_dims = kCutDims) {
   const at::Generator generator = at::detail::createCPUGenerator(9);
   const at::Tensor ids = at::randint(kVocabulary, {kSamples, kTokens}, generator, at::kLong);
   const at::Tensor labels = at::randint(kVocabulary, {kSamples, kTokens}, generator, at::kLong);
@@ -89,7 +90,7 @@ void expect_one_process(SequenceAttention attention) {
     tensor.give_parts();
     Weights own = make_weights();
     for (auto& [name, weight] : own) {
-      if (const auto cut = kCutDims.find(name); cut != kCutDims.end()) {
+      if (const auto cut = cut_dims.find(name); cut != cut_dims.end()) {
         const int64_t size = weight.size(cut->second), half = size / kRanks;
         std::vector<TensorPart> parts;
         for (int64_t other = 0; other < kRanks; ++other)
@@ -101,6 +102,7 @@ void expect_one_process(SequenceAttention attention) {
       }
     }
     const SequenceInputs in = sequence.cut({.input_ids = ids, .labels = labels});
+    EXPECT_NE(PartTensor::of(at::embedding(own.at("tokens"), in.input_ids)), nullptr);
     const at::Tensor loss = loss_of(own, in.input_ids, in.labels);
     sequence.check_loss(loss);
     tensor.check_loss(loss);
@@ -111,7 +113,7 @@ void expect_one_process(SequenceAttention attention) {
       at::Tensor gradient = found[i].contiguous(), truth = expected[i];
       ++i;
       along_sequence->all_reduce(gradient).wait();
-      if (const auto cut = kCutDims.find(name); cut != kCutDims.end())
+      if (const auto cut = cut_dims.find(name); cut != cut_dims.end())
         truth = truth.chunk(kRanks, cut->second)[static_cast<size_t>(along_tensor->rank())];
       EXPECT_LE(((gradient / kRanks - truth).norm() / truth.norm()).item<double>(), 1e-5) << name;
     }
@@ -120,6 +122,12 @@ void expect_one_process(SequenceAttention attention) {
 
 TEST(TensorSequence, ABlockIsOneProcessUnderUlysses) { expect_one_process(SequenceAttention::kUlysses); }
 TEST(TensorSequence, ABlockIsOneProcessInARing) { expect_one_process(SequenceAttention::kRing); }
+TEST(TensorSequence, ABlockWhoseVocabularyIsCutIsOneProcess) {
+  CutDims cut_dims = kCutDims;
+  cut_dims["tokens"] = 0;
+  for (const SequenceAttention attention : {SequenceAttention::kUlysses, SequenceAttention::kRing})
+    expect_one_process(attention, cut_dims);
+}
 
 }  // namespace
 }  // namespace trireme

@@ -508,6 +508,22 @@ struct Placed : torch::autograd::Function<Placed> {
   }
 };
 
+/// A table with a row for each token, whose gradient is written by parts.
+struct Written : torch::autograd::Function<Written> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& table) {
+    context->save_for_backward({x, table});
+    return x * table.slice(0, 0, x.size(1));
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], &table = saved[1];
+    const at::Tensor of_table = at::zeros(table.sizes());
+    of_table.slice(0, 0, x.size(1)).copy_((gradients[0] * x).sum(0));
+    return {gradients[0] * table.slice(0, 0, x.size(1)), of_table};
+  }
+};
+
 /// A block that is computed again in backward, and gives a part and a whole.
 struct Again : torch::autograd::Function<Again> {
   static torch::autograd::variable_list block(const at::Tensor& x, const at::Tensor& weight) {
@@ -545,6 +561,10 @@ TEST_P(EveryWorld, FunctionsOfAProgramTakeAndGiveWholesBesideParts) {
         const at::Tensor& table = net.weights.at("0.norm");
         const at::Tensor places = at::arange(1, in.input_ids.size(1) + 1).unsqueeze(1) * table;
         return Placed::apply(net.embedded(in), places).square().mean();
+      }),
+      LossOf([](const Net& net, const SequenceInputs& in) {
+        const at::Tensor table = at::arange(1, in.input_ids.size(1) + 1).unsqueeze(1) * net.weights.at("0.norm");
+        return Written::apply(net.embedded(in), table).square().mean();
       }),
       LossOf([](const Net& net, const SequenceInputs& in) {
         const auto again = Again::apply(net.embedded(in), net.weights.at("0.norm"));
@@ -631,6 +651,14 @@ TEST(SequenceRefusal, WhatNeedsAllTokensOnEveryRank) {
   EXPECT_NE(refusal_of([](const Net& net, const SequenceInputs& in) {
               at::zeros({kVocab, 16}).index_add_(0, in.input_ids.flatten(), net.embedded(in).flatten(0, 1).detach());
             }).find("index_add_"),
+            std::string::npos);
+}
+
+TEST(SequenceRefusal, AGradientOfAFunctionThatIsRightInSomeRowsAlone) {
+  EXPECT_NE(refusal_of([](const Net& net, const SequenceInputs& in) {
+              const at::Tensor table = at::arange(in.input_ids.size(1) + 3).unsqueeze(1) * net.weights.at("0.norm");
+              torch::autograd::backward({Written::apply(net.embedded(in), table).sum()});
+            }).find("as the gradient of a whole tensor"),
             std::string::npos);
 }
 

@@ -27,7 +27,8 @@ struct PartOf;
 class PartRanks {
  public:
   virtual ~PartRanks() = default;
-  /// All of `part`, on every rank. Cost: one all-gather along each axis that cuts it.
+  /// All of `part`, or of a tensor that is right within this rank's part, on every rank; another tensor as it is. Cost:
+  /// one all-gather along each axis that cuts it.
   virtual at::Tensor whole(const at::Tensor& part) = 0;
   /// The mean of the ranks' `whole` along the axes of shares that cut `placement`. Cost: one all-reduce along each.
   virtual at::Tensor mean(const at::Tensor& whole, const Placement& placement) = 0;
@@ -99,7 +100,7 @@ class PartTensor final : public c10::TensorImpl {
 
  private:
   friend class PartHooks;
-  friend bool has_parts(const OperatorCall& call);
+  friend bool has_parts(const OperatorCall& call, const PartRanks* ranks);
   void lay_out();
   void share();
   void forget() noexcept;
@@ -136,9 +137,9 @@ class PlainSlices {
   void add(const at::Tensor& leaf, PartOf of, std::string name);
 };
 
-/// Whether a part is among the arguments. Throws StateError where parts are refused by name: operators that change the
+/// Whether a part of these ranks, of any where it is null, is among the arguments. Throws StateError where parts are refused by name: operators that change the
 /// sizes of their argument in place (resize_, set_, transpose_), and transforms of torch.func.
-bool has_parts(const OperatorCall& call);
+bool has_parts(const OperatorCall& call, const PartRanks* ranks = nullptr);
 
 /// The gradient of a part, as operators' nodes take it: `gradient`, a part or whole, on this rank, of `local_sizes`.
 at::Tensor local_gradient(const at::Tensor& gradient, const std::shared_ptr<const PartOf>& of,

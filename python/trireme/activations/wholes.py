@@ -238,6 +238,13 @@ def _run_by_parts(original):
     return run
 
 
+def _recorded(original):
+    """Hooks of several tensors ask which of their nodes a pass will run."""
+    def node_of(t):
+        return engines.EngineBase.recorded_node(t) if tells_wholes(t) else original(t)
+    return node_of
+
+
 class _Hook:
     """Takes away a hook of a part."""
     def __init__(self, part, place):
@@ -396,6 +403,7 @@ PATCHES = Patches(__name__, "an engine is made that cuts samples or layers (sequ
     *_rows(["Tensor.register_hook"], _register_hook, "a hook of a part gets parts"),
     *_rows(["Tensor.retain_grad"], _retained, "refuses the gradient of a slice"),
     *_refusals(("register_post_accumulate_grad_hook",), _OWN_ELEMENTS, "refuses the gradient of a part"),
+    *_rows(["_get_grad_fn_or_grad_acc"], _recorded, "a hook of several tensors waits for nodes that a pass runs", "torch.autograd.graph"),
     *_rows(["_engine_run_backward"], _run_by_parts, "a pass that begins at parts or gives gradients of them knows of parts", "torch.autograd"),
     *_rows(["BackwardHook.setup_input_hook", "BackwardHook.setup_output_hook"], _hooked, "refuses backward hooks of modules that compute on a part",
            "torch.utils.hooks"),
