@@ -79,9 +79,10 @@ class RanksOfPass final : public PartRanks {
   at::Tensor whole(const at::Tensor& part) override {
     const auto known = pass_.find(part);
     if (known != nullptr && known->is_unknown)
-      throw StateError(str("a function of the program's own gives ", part.sizes(),
-                           " as the gradient of a whole tensor, of which this rank's part is right in rows that are "
-                           "not known; make it of parts by cat() or pad(), or write into a tensor of the part's sizes"));
+      throw StateError(
+          str("a function of the program's own gives ", part.sizes(),
+              " as the gradient of a whole tensor, of which this rank's part is right in rows that are "
+              "not known; make it of parts by cat() or pad(), or write into a tensor of the part's sizes"));
     if (known == nullptr || !known->is_cut() || known->held == Held::kWhole) return part;
     const WithoutInterception own_operators;
     return pass_.whole(known->held == Held::kWithin

@@ -31,8 +31,8 @@ void HeldRun::run(PlacedArguments found) {
     return one.known->held == Held::kWhole || one.known->is_parameter;
   };
   const bool has_whole = std::ranges::any_of(found, is_held(Held::kWhole));
-  if (!has_whole || (!std::ranges::all_of(found, is_held(Held::kWhole)) &&
-                     !(std::ranges::all_of(found, is_of_batch) && realises())))
+  if (!has_whole ||
+      (!std::ranges::all_of(found, is_held(Held::kWhole)) && !(std::ranges::all_of(found, is_of_batch) && realises())))
     std::erase_if(found, is_held(Held::kWhole));
   else if (realises())
     found = with_parts(found, Held::kWhole);

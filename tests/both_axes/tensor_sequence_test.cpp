@@ -33,8 +33,7 @@ constexpr int kRanks = 2;  // along each axis
 using Weights = std::map<std::string, at::Tensor>;
 /// The dim of each weight that ranks along "tensor" have slices of.
 using CutDims = std::map<std::string, int64_t>;
-const CutDims kCutDims = {{"query", 0}, {"key", 0}, {"value", 0},
-                                                 {"out", 1},   {"up", 0},  {"down", 1}};
+const CutDims kCutDims = {{"query", 0}, {"key", 0}, {"value", 0}, {"out", 1}, {"up", 0}, {"down", 1}};
 
 Weights make_weights() {
   const at::Generator generator = at::detail::createCPUGenerator(5);

@@ -424,7 +424,7 @@ def _with_gradients(call, model, ids, labels):
 
 @program(loss_of=_with_gradients, cuts=[(1, 2)])
 class GradientsOfParameters(Model):
-    """Of parameters that are cut and of others."""
+    """Gradients of parameters that are cut and of others."""
 
 
 @program(backward=lambda engine, model, loss: loss.backward(inputs=list(model.layers[1].parameters())), cuts=[(1, 2)])

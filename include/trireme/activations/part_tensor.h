@@ -137,8 +137,9 @@ class PlainSlices {
   void add(const at::Tensor& leaf, PartOf of, std::string name);
 };
 
-/// Whether a part of these ranks, of any where it is null, is among the arguments. Throws StateError where parts are refused by name: operators that change the
-/// sizes of their argument in place (resize_, set_, transpose_), and transforms of torch.func.
+/// Whether a part of these ranks, of any where it is null, is among the arguments. Throws StateError where parts are
+/// refused by name: operators that change the sizes of their argument in place (resize_, set_, transpose_), and
+/// transforms of torch.func.
 bool has_parts(const OperatorCall& call, const PartRanks* ranks = nullptr);
 
 /// The gradient of a part, as operators' nodes take it: `gradient`, a part or whole, on this rank, of `local_sizes`.
