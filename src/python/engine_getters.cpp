@@ -51,6 +51,8 @@ constexpr std::tuple kGetters{
            "Names of the modules that are gathered as one."},
     Getter{"optimizer_bytes", Facade::kNone, &EngineBase::optimizer_bytes,
            "Bytes of masters and optimizer states on this rank."},
+    Getter{"has_slices", Facade::kNone, [](const EngineBase& self) { return self.tensor() != nullptr; },
+           "Whether ranks have slices of its layers."},
     Getter{"failure", Facade::kNone, &EngineBase::failure, "The error that ended the engine; empty: nothing did."},
 };
 

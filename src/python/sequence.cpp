@@ -104,7 +104,6 @@ void bind_parts(EngineBaseClass& engine) {
              const at::Tensor whole = engine.sequence() != nullptr ? engine.sequence()->whole_of(part) : at::Tensor();
              return whole.defined() ? std::optional(whole) : std::nullopt;
            })
-      .def_property_readonly("has_slices", [](const EngineBase& engine) { return engine.tensor() != nullptr; })
       .def("is_slice",
            [](const EngineBase& engine, const at::Tensor& tensor) {
              return engine.tensor() != nullptr && engine.tensor()->is_part(tensor);
