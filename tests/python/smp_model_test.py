@@ -75,7 +75,7 @@ class Programs(Case):
             (plain_net(x.chunk(4)[index], y.chunk(4)[index]) / 4).backward()
         stepper.step()
     trained(net, batches, lambda parameters: torch.optim.AdamW(parameters, lr=0.01), steps=4)
-    own = dict(smp.program.model("").local_named_parameters())
+    own = dict(trained.model.local_named_parameters())
     result = of_all({name: (parameter - dict(plain_net.named_parameters())[name]).abs().max().item() for name, parameter in own.items()})
 """)
         self.assertEqual(len(found), 8)

@@ -42,7 +42,7 @@ PRELUDE = """
     def trained(net, batches, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.125), steps=2, loss_of=None):
         '''[[losses, gradients] of each step, weights, the order of passes, stages with parameters]'''
         loss_of = loss_of or (lambda model, *batch: model(*batch))
-        model = smp.DistributedModel(net)
+        model = trained.model = smp.DistributedModel(net)  # for who looks at it later
         stepper = smp.DistributedOptimizer(optimizer(model.parameters()))
 
         @smp.step

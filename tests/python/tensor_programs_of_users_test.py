@@ -55,7 +55,7 @@ class Programs(Case):
 
 class Quick(Programs):
     def test_attention_and_mlps_of_users(self):
-        self.assert_right(2, 2, 3, "layers", ["attention_PackedUnbind_ruled", "attention_Heads3Of3", "attention_AlibiBaddbmm", "attention_RelativeBias", "attention_PiecesOfKeys",
+        self.assert_right(2, 2, 3, "layers", ["attention_PackedUnbind_ruled", "attention_Heads3Of3", "mlp_LinearFunction", "attention_AlibiBaddbmm", "attention_RelativeBias", "attention_PiecesOfKeys",
                                                     "mlp_SwiGlu", "mlp_NormInside", "mlp_Experts", "mlp_SoftmaxInside"])
 
     def test_losses_and_loops_of_users(self):
@@ -66,7 +66,7 @@ class Quick(Programs):
         self.assert_right(2, 2, 3, "sequence", ["Llama with padding", "GPT-2 with padding", "BERT with padding", "BART with padding", "Llama with LoRA"])
 
     def test_what_is_not_known_to_be_right_is_refused_by_name(self):
-        self.assert_refused(2, 2, 0, "layers", {"mlp_LinearFunction": "write it by torch's operators", "mlp_Put": "writes across slices"})
+        self.assert_refused(2, 2, 0, "layers", {"mlp_Put": "writes across slices"})
 
 
 if __name__ == "__main__":
