@@ -70,7 +70,8 @@ std::shared_ptr<const PlacedTensor> known_of(const PartTensor& part) {
 /// Null: `tensor` is no part of the pass that has these placements.
 PartTensor* own_part(const at::Tensor& tensor, const KeptPlacements& kept) {
   PartTensor* const part = PartTensor::of(tensor);
-  return part != nullptr && part->known()->ranks == kept.ranks() ? part : nullptr;
+  const bool is_own = part != nullptr && (part->known()->ranks == nullptr || part->known()->ranks == kept.ranks());
+  return is_own ? part : nullptr;
 }
 
 class RanksOfPass final : public PartRanks {

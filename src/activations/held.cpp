@@ -31,10 +31,10 @@ void HeldRun::run(PlacedArguments found) {
     return one.known->held == Held::kWhole || one.known->is_parameter;
   };
   const bool has_whole = std::ranges::any_of(found, is_held(Held::kWhole));
-  if (!has_whole ||
-      (!std::ranges::all_of(found, is_held(Held::kWhole)) && !(std::ranges::all_of(found, is_of_batch) && realises())))
+  if (!has_whole || (!std::ranges::all_of(found, is_held(Held::kWhole)) &&
+                     !(std::ranges::all_of(found, is_of_batch) && makes_activations())))
     std::erase_if(found, is_held(Held::kWhole));
-  else if (realises())
+  else if (makes_activations() || realises())
     found = with_parts(found, Held::kWhole);
   else
     return (void)run_on_whole(found);
@@ -60,12 +60,16 @@ bool HeldRun::run_on_whole(const PlacedArguments& found) {
   return true;
 }
 
-/// Whether a call whose arguments are all held whole computes on parts from here on: it makes activations.
+bool HeldRun::makes_activations() const {
+  const OperatorRow* const entry = pass_.rows_(call_.op);
+  return call_.traits.written == 0 && entry != nullptr && entry->makes_activations;
+}
+
+/// Whether another call whose arguments are all held whole computes on parts from here on: it makes activations.
 bool HeldRun::realises() const {
   if (call_.traits.written != 0) return false;
   if (call_.traits.random) return true;
   const OperatorRow* const entry = pass_.rows_(call_.op);
-  if (entry != nullptr && entry->makes_activations) return true;
   bool asks_gradient = false;
   for_each_tensor(call_.arguments(), [&](const at::Tensor& one) {
     asks_gradient = asks_gradient || (one.defined() && at::GradMode::is_enabled() && one.requires_grad());

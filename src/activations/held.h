@@ -17,6 +17,7 @@ class HeldRun {
  private:
   bool run_within(const PlacedArguments& found);
   bool run_on_whole(const PlacedArguments& found);
+  bool makes_activations() const;
   bool realises() const;
   PlacedArguments with_parts(const PlacedArguments& found, Held held);
 

@@ -210,7 +210,7 @@ bool has_parts(const OperatorCall& call, const PartRanks* ranks) {
     if (!tensor.defined()) return;
     if (const PartTensor* const part = PartTensor::of(tensor)) {
       part->check_known();
-      found = found || ranks == nullptr || part->known()->ranks.get() == ranks;
+      found = found || ranks == nullptr || part->known()->ranks == nullptr || part->known()->ranks.get() == ranks;
     } else if (const at::Tensor& inner = under_transforms(tensor);
                !inner.is_same(tensor) && PartTensor::of(inner) != nullptr)
       part_tensor::refuse(str(call.op.schema().name(), " in a transform of torch.func (vmap, grad, jvp) is not there"));

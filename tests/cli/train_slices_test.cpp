@@ -82,11 +82,12 @@ TEST_F(TrainSlices, TrainAndGoOnAsWholeModelsDo) {
 
 // Parts of sequences beside slices of layers; a Gpt has queries, keys and values in one matrix.
 TEST_F(TrainSlices, OnPartsOfSequencesTrainAsWholeModelsDo) {
-  const std::string gpt = folder_.write("gpt.json", R"({"model_type": "gpt2", "vocab_size": 256, "n_positions": 32,
+  const std::string gpt =
+      folder_.write("model_of_gpt.json", R"({"model_type": "gpt2", "vocab_size": 256, "n_positions": 32,
       "n_embd": 32, "n_layer": 2, "n_head": 4})");
   const auto config_of = [&](const std::string& name, const std::string& keys) {
     return folder_.write(name + ".json", str(R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2,
-        "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": 3})",
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.003}}, "zero_optimization": {"stage": 3})",
                                              keys, "}"));
   };
   const std::string both = R"(, "tensor_parallel": {"autotp_size": 2}, "sequence_parallel_size": 2)";

@@ -312,8 +312,7 @@ TEST(ParallelPlan, RefusesAxesAndDegreesByName) {
   EXPECT_EQ(refusal_of(Topology({{"sequence", 2}, {"tensor", 3}}), {.degrees = {.tensor = 3, .sequence = 2}}),
             "axes \"sequence\" of 2 and \"tensor\" of 3 ranks: the program may compute with the sizes of a slice of a "
             "parameter, beside activations that say the whole's; where it reads sizes of its inputs alone, set "
-            "InitializeOptions::takes_sizes_from_inputs, which programs in Python do not have yet, or make one of the "
-            "two 1");
+            "InitializeOptions::takes_sizes_from_inputs, or make one of the two 1");
   EXPECT_EQ(refusal_of(Topology({{"sequence", 2}, {"tensor", 3}}),
                        {.degrees = {.tensor = 3, .sequence = 2}, .takes_sizes_from_inputs = true}),
             "");

@@ -44,7 +44,7 @@ struct PartOf {
   /// The ranks of axes that cut it along which each rank counts the loss (GradientLaw::kShares): so many times too
   /// large are gradients that operators give of it. A program's are not.
   int64_t shares = 1;
-  std::shared_ptr<PartRanks> ranks = nullptr;  ///< null: a function gives and gets gradients of parts alone
+  std::shared_ptr<PartRanks> ranks = nullptr;  ///< null: any; a function gives and gets gradients of parts alone
 };
 
 /// Whether this thread's code is a program's: interception is on, and no operator runs.
