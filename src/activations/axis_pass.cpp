@@ -76,9 +76,10 @@ PartTensor* own_part(const at::Tensor& tensor, const KeptPlacements& kept) {
 
 class RanksOfPass final : public PartRanks {
  public:
-  explicit RanksOfPass(AxisPass& pass) : pass_(pass) {}
+  explicit RanksOfPass(AxisPass& pass) : pass_(&pass) {}
+  void leave() { pass_ = nullptr; }
   at::Tensor whole(const at::Tensor& part) override {
-    const auto known = pass_.find(part);
+    const auto known = pass().find(part);
     if (known != nullptr && known->is_unknown)
       throw StateError(
           str("a function of the program's own gives ", part.sizes(),
@@ -86,15 +87,15 @@ class RanksOfPass final : public PartRanks {
               "not known; make it of parts by cat() or pad(), or write into a tensor of the part's sizes"));
     if (known == nullptr || !known->is_cut() || known->held == Held::kWhole) return part;
     const WithoutInterception own_operators;
-    return pass_.whole(known->held == Held::kWithin
-                           ? placed_argument(part_of_whole(pass_, part, *known->placement), part_by(known->placement))
-                           : placed_argument(part, known));
+    return pass().whole(known->held == Held::kWithin
+                            ? placed_argument(part_of_whole(pass(), part, *known->placement), part_by(known->placement))
+                            : placed_argument(part, known));
   }
   at::Tensor mean(const at::Tensor& whole, const Placement& placement) override {
     const WithoutInterception own_operators;
     at::Tensor mean = whole;
-    for (const Cut& cut : placement.at(pass_.position())) {
-      AxisExchanges& exchanges = pass_.exchanges(cut.axis);
+    for (const Cut& cut : placement.at(pass().position())) {
+      AxisExchanges& exchanges = pass().exchanges(cut.axis);
       if (exchanges.law() == GradientLaw::kShares)
         mean = exchanges.all_reduce(mean, "a gradient of a program's function") / exchanges.group().size();
     }
@@ -102,7 +103,12 @@ class RanksOfPass final : public PartRanks {
   }
 
  private:
-  AxisPass& pass_;
+  AxisPass& pass() const {
+    if (pass_ == nullptr)
+      throw StateError("backward: a program's function computed on parts of an engine that is gone");
+    return *pass_;
+  }
+  AxisPass* pass_;
 };
 
 [[noreturn]] void refuse_transform(AxisPass& pass, const OperatorCall& call, const at::Tensor& part) {
@@ -204,7 +210,10 @@ AxisPass::AxisPass(PassOrder order, std::vector<PassAxis> axes)
   RankContext::of_this_thread().streams().set_slices(places_of_streams(grid_, position_));
 }
 
-AxisPass::~AxisPass() { RankContext::of_this_thread().streams().set_slice(0); }
+AxisPass::~AxisPass() {
+  static_cast<RanksOfPass&>(*kept_.ranks()).leave();  // graphs may live on
+  RankContext::of_this_thread().streams().set_slice(0);
+}
 
 void AxisPass::run(OperatorCall& call, Next next) {
   // libtorch's own nodes get local tensors alone, so a part among the arguments is a program's, in backward too.

@@ -27,14 +27,15 @@ bool may_hold_within(const AxisPass& pass, const Placement& placement) {
 void HeldRun::run(PlacedArguments found) {
   const auto is_held = [](Held held) { return [held](const PlacedArgument& one) { return one.known->held == held; }; };
   if (std::ranges::any_of(found, is_held(Held::kWithin)) && run_within(found)) return;
-  const auto is_of_batch = [](const PlacedArgument& one) {
-    return one.known->held == Held::kWhole || one.known->is_parameter;
-  };
-  const bool has_whole = std::ranges::any_of(found, is_held(Held::kWhole));
-  if (!has_whole || (!std::ranges::all_of(found, is_held(Held::kWhole)) &&
-                     !(std::ranges::all_of(found, is_of_batch) && makes_activations())))
+  const bool is_whole = std::ranges::all_of(found, is_held(Held::kWhole));
+  // Slices of layers alone are no activations: what they make of inputs is.
+  const bool is_made = std::ranges::any_of(found, is_held(Held::kWhole)) && makes_activations() &&
+                       std::ranges::all_of(found, [](const PlacedArgument& one) {
+                         return one.known->held == Held::kWhole || one.known->is_parameter;
+                       });
+  if (!is_whole && !is_made)
     std::erase_if(found, is_held(Held::kWhole));
-  else if (makes_activations() || realises())
+  else if (is_made || realises())
     found = with_parts(found, Held::kWhole);
   else
     return (void)run_on_whole(found);
