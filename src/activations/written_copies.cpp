@@ -10,7 +10,9 @@
 namespace trireme {
 
 std::shared_ptr<CopyOf> selected_from(const AxisPass& pass, const OperatorCall& call, const PlacedArguments& found) {
-  if (found.size() != 1 || found[0].index != 0 || found[0].known->held == Held::kWhole || !gives_views(call)) return {};
+  if (found.size() != 1 || found[0].index != 0 || !gives_views(call)) return {};
+  // Plain slices tell sizes of their own.
+  if (!found[0].part.defined() && found[0].known->held != Held::kWithin) return {};
   const c10::IValue index = value_of(call, "index"), dim = value_of(call, "dim");
   if (!index.isInt() || !dim.isInt()) return {};
   const std::vector<int64_t> sizes =
