@@ -179,8 +179,6 @@ void bind_passes(EngineClass& engine) {
             self.defer_reductions(on ? "set_requires_gradient_sync(False)" : nullptr);
           },
           py::arg("on"), WithoutGil())
-      .def(
-          "reduce_gradients", [](ModuleEngine& self) { self.pager().reduce_now(); }, WithoutGil())
       .def("set_gradient_accumulation_boundary", &ModuleEngine::set_gradient_accumulation_boundary)
       .def("forward_scope", [](std::shared_ptr<ModuleEngine> self) { return ForwardContext(std::move(self)); })
       .def("no_sync", [](std::shared_ptr<ModuleEngine> self) { return NoSyncContext(std::move(self)); })
@@ -191,6 +189,8 @@ void bind_passes(EngineClass& engine) {
 void bind_states(EngineBaseClass& engine) {
   engine.def("step_without_gradients", &EngineBase::step_without_gradients, WithoutGil())
       .def("zero_grad", &EngineBase::zero_grad, WithoutGil())
+      .def(
+          "reduce_gradients", [](EngineBase& self) { self.pager().reduce_now(); }, WithoutGil())
       .def("empty_partition_cache", &EngineBase::empty_partition_cache, WithoutGil())
       .def("destroy", &EngineBase::destroy, WithoutGil())
       .def(

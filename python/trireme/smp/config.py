@@ -1,4 +1,4 @@
-"""smp.init(): the configuration under smp's keys, and what was resolved of it, `smp.state.cfg`.
+"""The configuration under smp's keys, and what was resolved of it, `smp.state.cfg`.
 
 KEYS is the one place where a key stands: its values, its default, and whether it works here.
 """
@@ -8,7 +8,6 @@ import difflib
 import json
 import types
 
-from .. import agreement, ranks as world_ranks
 from .._native import core
 from ..errors import ConfigError, StateError, UnsupportedError
 
@@ -148,29 +147,6 @@ class State:
 state = State()
 
 
-def init(cfg_dict=None):
-    """Reads the configuration and joins the ranks. Collective.
-
-    cfg_dict    smp's keys; those of the variable SM_HP_MP_PARAMETERS, in JSON, are taken instead of those here
-
-    Raises  ConfigError, UnsupportedError: a key, its value, or a combination; the text names the fix. StateError: a
-            second call with another configuration.
-    """
-    options = checked(_given(cfg_dict))
-    world_ranks.join("nccl" if options.get("ddp_dist_backend") == "nccl" else "gloo")
-    world = world_ranks.world()
-    cfg = resolved(options, world.size)
-    agreement.check(world, vars(cfg), "smp.init")
-    if state.is_initialized:
-        if vars(state.cfg) != vars(cfg):
-            different = ", ".join(f"`{key}` ({vars(state.cfg)[key]!r}, now {value!r})" for key, value in vars(cfg).items() if vars(state.cfg)[key] != value)
-            raise StateError(f"smp.init: it was called before with another {different}; a process has one configuration: call it once")
-        return
-    topology = core.place(cfg.placement_strategy, world.size // (cfg.pipeline_parallel_degree * cfg.tensor_parallel_degree),
-                          cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree)
-    state.set(cfg=cfg, world=world, topology=topology, place={axis: topology.position_of(world.rank, axis) for axis in ("data", "pipe", "tensor")})
-
-
 def checked(options):
     """`options` by their newest names, each with a value of its kind that works here.
 
@@ -222,7 +198,11 @@ def resolved(options, size):
     return cfg
 
 
-def _given(cfg_dict):
+def given(cfg_dict):
+    """The options that smp.init() was given: those of the variable SM_HP_MP_PARAMETERS before those of `cfg_dict`.
+
+    Raises  ConfigError: there are none, or they are no dict.
+    """
     if cfg_dict is not None and not isinstance(cfg_dict, collections.abc.Mapping):
         raise ConfigError(f"smp.init: the configuration is {_shown(cfg_dict)}; expected a dict of smp's keys")
     text = core.environment(_VARIABLE)

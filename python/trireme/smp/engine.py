@@ -25,7 +25,7 @@ class StepEngine(Engine):
 
     _knows_micro_batch = False
     layout_call, remake, anew = "the first optimizer.step()", "make the model and its optimizer anew", "start the program again"
-    clips_otherwise = "gradients of an smp.DistributedModel are not in .grad, and the norm of the whole model is not there yet; leave the call out"
+    clips_otherwise = "gradients of an smp.DistributedModel are not in .grad; call optimizer.clip_master_grads(max_norm), which takes the norm of the whole model"
     steps_otherwise = "gradients of an smp.DistributedModel are not in .grad, so it would change nothing; give it to smp.DistributedOptimizer()"
 
     def __init__(self, module, homes, *, sums=False, calls_per_step=1):
@@ -44,6 +44,7 @@ class StepEngine(Engine):
     _stages = property(lambda self: ranks.pp_size())
     stage = property(lambda self: self.core.stage, doc="This rank's.")
     over_one_stage = property(lambda self: self.core.stages == 1)
+    has_gradients = property(lambda self: self._pending > 0, doc="Whether there are some that a step would take.")
 
     def over_stages(self, value):
         texts = self.world.gather(json.dumps(value))
@@ -94,11 +95,15 @@ class StepEngine(Engine):
             raise StateError("optimizer.step(): no step function has called backward() since gradients were dropped or taken, so there are none to step by; call the "
                              "@smp.step function first")
         self._refuse_outside("optimizer.step()")
+        self.use(optimizer)
+        self.step()
+
+    def use(self, optimizer):
+        """`optimizer` steps the model from here on. Collective when first called."""
         if self.client_optimizer is None:
             self.set_optimizer(optimizer)
         if self.client_optimizer is not optimizer:
             raise UnsupportedError("optimizer.step(): this model is stepped by another optimizer already; put all parameters into the groups of one")
-        self.step()
 
     def step(self, lr_kwargs=None):
         changes = self._changes()

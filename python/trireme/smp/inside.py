@@ -5,7 +5,7 @@ import torch
 from .. import ranks
 from ..errors import StateError, UnsupportedError
 from ..patches import Patches, Wrapped
-from . import program
+from . import gradients, program
 
 
 def _backward(original):
@@ -90,4 +90,5 @@ PATCHES = Patches(__name__, "the tensors of an `smp.DistributedModel` get their 
     Wrapped("torch.autograd", "grad", "refused inside of a step function", _grad),
     Wrapped("torch.autograd", "Function.apply", "inside of a step function the arguments of a custom function come to one stage", _applied),
     Wrapped("torch.utils.checkpoint", "_checkpoint_without_reentrant_generator", "refused inside of a step function", _checkpoint),
+    Wrapped("torch.amp", "GradScaler._unscale_grads_", "finds infinite gradients of all stages; all ranks skip a step, or none", gradients.unscaling),
 ], ranks.living)

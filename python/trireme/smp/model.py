@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from .. import ranks as world_ranks
 from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
 from ..log import logger
-from . import entries, inside, program, ranks
+from . import entries, inside, program, ranks, states
 from .config import state
 from .engine import StepEngine
 from .partition import homes_of
@@ -32,18 +32,6 @@ def _later(name, fix):
 
     refuse.__name__, refuse.__doc__ = name, "Raises UnsupportedError: it is not there yet."
     return refuse
-
-
-def _of_one_stage(name):
-    """The module's own method, for a model of one stage."""
-    def of_one_stage(self, *args, **kwargs):
-        if ranks.pp_size() > 1:
-            raise UnsupportedError(f"DistributedModel.{name}() over several stages is not there yet; local_named_parameters() and local_named_buffers() have what is "
-                                   "on this stage, and a model is loaded before it is wrapped")
-        return getattr(self.module, name)(*args, **kwargs)
-
-    of_one_stage.__name__, of_one_stage.__doc__ = name, "The module's. Raises UnsupportedError: there are several stages."
-    return of_one_stage
 
 
 class DistributedModel(torch.nn.Module):
@@ -108,6 +96,9 @@ class DistributedModel(torch.nn.Module):
         if ranks.pp_size() > 1:
             entries.watch(self.module, self._engine)
         inside.PATCHES.apply()
+        optimizer = program.optimizer_or_none()
+        if optimizer is not None and (waiting := program.take_waiting_states(optimizer)) is not None:
+            states.load_optimizer(optimizer, waiting, self._engine)
         for hook in list(self._after_partition.values()):
             hook(self, program.optimizer_or_none())
 
@@ -206,11 +197,44 @@ class DistributedModel(torch.nn.Module):
         engine = self.engine(call)
         return ((name, tensor) for name, tensor in named if engine.homes.get(name, engine.stage) == engine.stage)
 
-    # --- what is not there yet, or the module's with one stage
-    # ---------------------------------------------------------
+    # --- files -------------------------------------------------------------------------------------------------------
 
-    state_dict, load_state_dict = _of_one_stage("state_dict"), _of_one_stage("load_state_dict")
-    local_state_dict = _later("local_state_dict", "local_named_parameters() and local_named_buffers() have its tensors")
+    def local_state_dict(self):
+        """The module's state_dict() of the tensors whose home is this rank's stage, and `_smp_is_partial`: True."""
+        return states.local(self.module, self.engine("local_state_dict()"))
+
+    def state_dict(self, gather_to_rank0=False):
+        """The module's, whole, on the host; with `gather_to_rank0` it is empty on all stages but the first. Collective
+        over the stages of this copy of the model. Before tensors have their homes, and with one stage, the module's.
+
+        Raises  CommTimeoutError: a stage does not call it.
+        """
+        if not self.partitioned or self._engine.over_one_stage:
+            return self.module.state_dict()
+        return states.whole("DistributedModel.state_dict()", self.module, self._engine, gather_to_rank0)
+
+    def load_state_dict(self, state_dict, strict=True, same_partition_load=False):
+        """The module's, of a whole state dict, or of one of each stage, of whatever partition; with
+        `same_partition_load` of one that was saved of this stage. Collective over the stages where it is partial.
+
+        Returns what the module's does. Raises  ShapeError, StateError: it does not fit.
+        """
+        homes, stage = (self._engine.homes, self._engine.stage) if self.partitioned else ({}, 0)
+        if states.is_partial(state_dict) and not (same_partition_load and self.partitioned):
+            state_dict = states.joined("DistributedModel.load_state_dict()", state_dict, homes, stage)
+        return states.load(self.module, state_dict, strict, homes, stage)
+
+    def save_checkpoint(self, save_dir, tag=None, **options):
+        """All that training needs, as save_dir/tag, which any number of stages loads; as Engine.save_checkpoint().
+        Collective."""
+        return self.engine("save_checkpoint()").save_checkpoint(save_dir, tag, **options)
+
+    def load_checkpoint(self, load_dir, tag=None, **options):
+        """Continues where save_checkpoint() has saved; as Engine.load_checkpoint(). Collective."""
+        return self.engine("load_checkpoint()").load_checkpoint(load_dir, tag, **options)
+
+    # --- what is not there yet ---------------------------------------------------------------------------------------
+
     cpu = _later("cpu", "it would gather the whole model")
     join = _later("join", "give every rank as many batches")
     register_comm_hook = _later("register_comm_hook", "gradients are averaged over the ranks that have the same parameters")

@@ -5,7 +5,7 @@ from ..errors import ConfigError, UnsupportedError
 from ..training.client_optimizer import refuse_known
 from ..training.optimizer_copy import is_optimizer, without_global_hooks
 from ..training.own_step import set_step
-from . import program
+from . import gradients, program, states
 
 
 def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=False, dynamic_loss_args=None):  # pylint: disable=invalid-name
@@ -26,8 +26,11 @@ def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=Fa
     optimizer._step_supports_amp_scaling = False  # a scaler unscales gradients before step(), a fused update's too
     set_step(optimizer, _step)
     optimizer.zero_grad = types.MethodType(_zero_grad, optimizer)
-    for name in ("state_dict", "load_state_dict", "local_state_dict"):
-        setattr(optimizer, name, types.MethodType(_later(name), optimizer))
+    optimizer.optimizer = optimizer  # smp's stands around it
+    optimizer.clip_master_grads = types.MethodType(_clip_master_grads, optimizer)
+    optimizer.local_state_dict = types.MethodType(_local_state_dict, optimizer)
+    optimizer.state_dict = types.MethodType(_state_dict, optimizer)
+    optimizer.load_state_dict = types.MethodType(_load_state_dict, optimizer)
     program.set_optimizer(optimizer)
     return optimizer
 
@@ -36,9 +39,8 @@ def _step(optimizer, closure=None):
     """The end of a window. Collective."""
     if closure is not None:
         raise UnsupportedError("optimizer.step(closure) is not there yet; call the @smp.step function first")
-    engine = program.model("optimizer.step()").engine("optimizer.step()")
     with without_global_hooks():
-        engine.step_by(optimizer)
+        _engine("optimizer.step()").step_by(optimizer)
 
 
 def _zero_grad(_optimizer, set_to_none=True):
@@ -50,8 +52,39 @@ def _zero_grad(_optimizer, set_to_none=True):
         model.zero_grad()
 
 
-def _later(name):
-    def refuse(optimizer, *_args, **_kwargs):
-        raise UnsupportedError(f"{type(optimizer).__name__}.{name}() of an smp.DistributedOptimizer is not there yet: its states are on stages")
+def _clip_master_grads(_optimizer, max_norm, norm_type=2.0):
+    """As torch.nn.utils.clip_grad_norm_(), of the gradients of all stages. Returns their norm before. Collective."""
+    return gradients.clip(_engine("optimizer.clip_master_grads()"), "optimizer.clip_master_grads()", max_norm, norm_type)
 
-    return refuse
+
+def _local_state_dict(optimizer, gather_if_shard=True):  # pylint: disable=unused-argument
+    """As torch's state_dict(), with the states of this stage's parameters, under their numbers in the whole."""
+    return states.optimizer_local("optimizer.local_state_dict()", optimizer, _engine("optimizer.local_state_dict()"))
+
+
+def _state_dict(optimizer):
+    """As torch's, of the whole model, on the host. Collective over the stages once tensors have their homes."""
+    model = program.model_or_none()
+    if model is None or not model.partitioned:
+        return {**type(optimizer).state_dict(optimizer), **({"state": waiting["state"]} if (waiting := program.waiting_states(optimizer)) else {})}
+    return states.optimizer_whole("optimizer.state_dict()", optimizer, model.engine("optimizer.state_dict()"))
+
+
+def _load_state_dict(optimizer, state_dict, gather_if_shard=True):  # pylint: disable=unused-argument
+    """As torch's, of a whole state dict, or of one of each stage, of whatever partition. Collective over the stages
+    where it is partial. Before tensors have their homes states wait for that.
+
+    Raises  StateError, ShapeError: it does not fit.
+    """
+    if states.is_partial(state_dict):
+        state_dict = states.optimizer_joined("optimizer.load_state_dict()", state_dict)
+    type(optimizer).load_state_dict(optimizer, {**state_dict, "state": {}})
+    model = program.model_or_none()
+    if model is not None and model.partitioned:
+        states.load_optimizer(optimizer, state_dict, model.engine("optimizer.load_state_dict()"))
+    else:
+        program.wait_with_states(optimizer, state_dict)
+
+
+def _engine(call):
+    return program.model(call).engine(call)

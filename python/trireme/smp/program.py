@@ -16,6 +16,7 @@ class _Made:
     """Weak references."""
 
     model = optimizer = _nobody
+    waiting = weakref.WeakKeyDictionary()  # state dicts of optimizers, which wait for the homes of tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,21 @@ def set_optimizer(optimizer):
 def optimizer_or_none():
     """The program's DistributedOptimizer; None: there is none."""
     return _Made.optimizer()
+
+
+def wait_with_states(optimizer, state_dict):
+    """`optimizer` gets these states when tensors get their homes."""
+    _Made.waiting[optimizer] = state_dict
+
+
+def waiting_states(optimizer):
+    """What wait_with_states() was given last; None: nothing."""
+    return _Made.waiting.get(optimizer)
+
+
+def take_waiting_states(optimizer):
+    """waiting_states(), which wait no longer."""
+    return _Made.waiting.pop(optimizer, None)
 
 
 def running():

@@ -1,0 +1,225 @@
+"""smp.save() and smp.load(): a file, or one for each rank that has a part of the model.
+
+A partial save of `f` is f_0, f_1, …, by mp_rank. Each is what torch.save() writes, with a record beside it that says
+which save it is of. All ranks write under another name first, and take the files' names when all have written; so a save
+that was interrupted leaves the files of the one before it, or those of this one, perhaps under both names.
+"""
+import contextlib
+import dataclasses
+import glob
+import json
+import os
+import pickle as python_pickle
+import uuid
+import zipfile
+
+import torch
+
+from ..errors import CheckpointError, ConfigError, IoError, StateError
+from . import messages, ranks, states
+
+_RECORD = "trireme_save.json"
+_WRITTEN = ".written"  # the end of the name under which a file of a save stands that has not ended
+
+
+@dataclasses.dataclass(frozen=True)
+class _Record:
+    """Which save a file is of."""
+
+    save: str  # the same in all of its files
+    count: int  # of its files
+    rank: int
+
+
+def save(obj, f, partial=True, pickle_module=python_pickle, pickle_protocol=2, v3=False):  # pylint: disable=unused-argument
+    """torch.save() of `obj` as `f`, a path; `partial`: of each mp_rank's as f_{mp_rank}. Collective over the ranks of
+    the first copy of the model where it is partial (`if smp.rdp_rank() == 0`).
+
+    What stood there is there until all of it is written.
+
+    Raises  ConfigError: a path that is none, or another one on another rank. StateError: a partial save of another copy. IoError: it
+            could not be written.
+    """
+    path = _path("save", f)
+    if not partial:
+        with _replacing(path) as written:
+            _write(obj, written, pickle_module, pickle_protocol)
+        return
+    if ranks.rdp_rank() != 0:
+        raise StateError(f"smp.save({f!r}): this is copy {ranks.rdp_rank()} of the model, whose files would be those of copy 0; call it where smp.rdp_rank() == 0")
+    members = ranks.get_mp_group()
+    name = messages.value_of("save", uuid.uuid4().hex, members, 0)
+    own = f"{path}_{ranks.mp_rank()}"
+    failure = None
+    try:
+        _write(obj, own + _WRITTEN, pickle_module, pickle_protocol, _Record(name, len(members), ranks.mp_rank()))
+    except Exception as error:  # pylint: disable=broad-exception-caught
+        failure = error
+    told = messages.of_all("save", {"path": path, "failure": failure and f"{type(failure).__name__}: {failure}"}, members)
+    failed = {member: one["failure"] for member, one in zip(members, told) if one["failure"]}
+    if failed or len({one["path"] for one in told}) > 1:
+        with contextlib.suppress(OSError):
+            os.remove(own + _WRITTEN)
+        if failure is not None:
+            raise failure
+        if failed:
+            raise IoError(f"smp.save({f!r}): nothing was saved, since rank {next(iter(failed))} failed: {next(iter(failed.values()))}")
+        raise ConfigError(f"smp.save: ranks {members} save as {sorted({one['path'] for one in told})}; a save has one name")
+    os.replace(own + _WRITTEN, own)
+    _sync_folder(own)
+    messages.barrier(messages.MP_GROUP)
+    if ranks.mp_rank() == 0:
+        _remove_more(path, len(members))
+
+
+def load(f, map_location=None, pickle_module=None, pickle_load_args=None, partial=True, **more):
+    """What smp.save() has saved as `f`; `partial`: this rank's part. Where it was saved by another number of ranks, the
+    state dicts of stages in it (`_smp_is_partial`) are those of the whole, and all else is rank 0's.
+
+    pickle_load_args    arguments of torch.load(); they may be given directly, too, such as weights_only=False for
+                        objects that pickle alone reads
+
+    Raises  CheckpointError: files are missing or damaged, or are of different saves; names them.
+    """
+    path = _path("load", f)
+    arguments = {"map_location": map_location, "pickle_module": pickle_module, **(pickle_load_args or {}), **more}
+    if not partial:
+        return _read(path, arguments)
+    files = _files_of(path)
+    if len(files) == ranks.mp_size():
+        return _read(files[ranks.mp_rank()], arguments)
+    return _merged([_read(one, arguments) for one in files])
+
+
+def _path(call, f):
+    if not isinstance(f, str):
+        raise ConfigError(f"smp.{call}: f is {type(f).__name__}; expected a path, a text")
+    return f
+
+
+@contextlib.contextmanager
+def _replacing(path):
+    """The name under which to write what stands as `path` when this ends."""
+    written = f"{path}.{uuid.uuid4().hex}{_WRITTEN}"
+    try:
+        yield written
+        os.replace(written, path)
+        _sync_folder(path)
+    finally:
+        with contextlib.suppress(OSError):
+            os.remove(written)
+
+
+def _write(obj, path, pickle_module, pickle_protocol, record=None):
+    try:
+        with open(path, "w+b") as file:
+            torch.save(obj, file, pickle_module=pickle_module, pickle_protocol=pickle_protocol)
+            if record is not None:
+                file.seek(0)
+                with zipfile.ZipFile(file, "a") as archive:
+                    archive.writestr(f"{os.path.dirname(archive.namelist()[0])}/{_RECORD}", json.dumps(dataclasses.asdict(record)))
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, RuntimeError) as error:
+        with contextlib.suppress(OSError):
+            os.remove(path)
+        raise IoError(f"smp.save: '{path}' could not be written: {error}; what stood there before is as it was") from error
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(path)
+        raise
+
+
+def _sync_folder(path):
+    folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _remove_more(path, count):
+    """Files of an earlier save, by more ranks, that would be taken for parts of this one."""
+    for number, one in _numbered(path, "").items():
+        if number >= count and _record_of(one) is not None:
+            os.remove(one)
+
+
+def _numbered(path, end):
+    """{rank: file} of a partial save."""
+    found = {}
+    for one in glob.glob(f"{glob.escape(path)}_*{end}"):
+        number = one[len(path) + 1:len(one) - len(end)]
+        if number.isdigit():
+            found[int(number)] = one
+    return found
+
+
+def _record_of(path):
+    """The _Record of a file; None: it has none. Raises CheckpointError: it is damaged."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = next((name for name in archive.namelist() if name.endswith(f"/{_RECORD}")), None)
+            return None if name is None else _Record(**json.loads(archive.read(name)))
+    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"smp.load: '{path}' is damaged, or no file of torch.save(): {error}; take another save") from error
+
+
+def _files_of(path):
+    """The files of the save `path`, by rank. Raises CheckpointError: there is none that is whole."""
+    files = _numbered(path, "")
+    if not files:
+        raise CheckpointError(f"smp.load: there is no '{path}_0'" + (f"; '{path}' is a full save, which partial=False reads" if os.path.isfile(path) else
+                                                                      ", the first file of a partial save; give the name that smp.save() was given"))
+    records = {one: _record_of(one) for one in files.values()}
+    if all(record is None for record in records.values()):  # smp's own
+        absent = [number for number in range(max(files) + 1) if number not in files]
+        if absent:
+            raise CheckpointError(f"smp.load: '{path}_{absent[0]}' is missing; there are those of {sorted(files)}")
+        return [files[number] for number in sorted(files)]
+    written = {}
+    for one in _numbered(path, _WRITTEN).values():  # of a save that was interrupted, perhaps while it was written
+        with contextlib.suppress(CheckpointError):
+            written[one] = _record_of(one)
+    of_saves = {}
+    for one, record in [*written.items(), *records.items()]:  # names that a save has taken come last
+        if record is not None:
+            of_saves.setdefault(record.save, {"count": record.count, "files": {}})["files"][record.rank] = one
+    present = {record.save for record in records.values() if record is not None}
+    whole = {name: one for name, one in of_saves.items() if len(one["files"]) == one["count"]}
+    if len(present) == 1 and len(records) == sum(record is not None for record in records.values()) and present <= whole.keys():
+        found = whole[present.pop()]
+        return [found["files"][number] for number in range(found["count"])]
+    raise CheckpointError(f"smp.load: the files '{path}_…' are of {len(present)} saves: {_listed(records)}. " + _advice(whole))
+
+
+def _listed(records):
+    return ", ".join(f"{os.path.basename(one)} of {'no save of this library' if record is None else record.save[:8]}" for one, record in sorted(records.items()))
+
+
+def _advice(whole):
+    for name, one in whole.items():
+        moves = [f"mv {file} {file.removesuffix(_WRITTEN)}" for file in one["files"].values() if file.endswith(_WRITTEN)]
+        return f"Save {name[:8]} is whole: " + (f"its last files have not got their names; {'; '.join(moves)}" if moves else "remove the files of the others")
+    return "None of them is whole; take another one"
+
+
+def _read(path, arguments):
+    try:
+        return torch.load(path, **arguments)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"smp.load: there is no '{path}'; give the name that smp.save() was given, and partial=True where it was partial") from error
+    except (EOFError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"smp.load: '{path}' is damaged: {error}; take another save") from error
+
+
+def _merged(parts):
+    """The first of `parts`, whose state dicts of stages are joined with those at the same place of the others."""
+    first = parts[0]
+    if not isinstance(first, dict):
+        return first
+    if states.is_partial(first):
+        return states.merged(parts)
+    for name in first:
+        first[name] = _merged([one[name] for one in parts if isinstance(one, dict) and name in one])
+    return first

@@ -1,0 +1,56 @@
+"""Gradients of all stages between a step function and optimizer.step(): their norm, their clipping, and a scaler's look
+for infinite ones."""
+import torch
+
+from .._native import core
+from ..errors import ConfigError, StateError
+from . import program
+from .config import state
+
+
+def clip(engine, call, max_norm, norm_type=2.0):
+    """Multiplies all gradients so that their norm is at most `max_norm`. Returns the norm before. Collective.
+
+    Raises  ConfigError: another order than 2. StateError: there are none.
+    """
+    if float(norm_type) != 2.0:
+        raise ConfigError(f"{call}: norm_type={norm_type}; the norm of order 2 is there")
+    parts = _reduced(engine, call)
+    squares = torch.zeros(1, dtype=torch.float64)
+    for part in parts.values():
+        squares += part.double().square().sum().cpu()
+    state.world.all_reduce(squares, "sum")
+    norm = (squares[0] / engine.core.copies_of_gradients).sqrt()
+    factor = float(max_norm) / (float(norm) + 1e-6)
+    if not factor >= 1.0:  # of NaN, too, as torch's
+        for parameter, part in parts.items():
+            part.mul_(factor)
+            core.gradient_written(parameter)
+    return norm.float()
+
+
+def unscaling(original):
+    """A scaler's unscale_(): of a DistributedOptimizer, whose gradients are not in `.grad`. All ranks find the same."""
+    def unscale(scaler, optimizer, inv_scale, found_inf, allow_fp16):
+        model = program.model_or_none()
+        if model is None or optimizer is not program.optimizer_or_none():
+            return original(scaler, optimizer, inv_scale, found_inf, allow_fp16)
+        parts = _reduced(model.engine("scaler.unscale_()"), "scaler.unscale_()")
+        if parts:
+            torch._amp_foreach_non_finite_check_and_unscale_(list(parts.values()), found_inf, inv_scale)  # pylint: disable=protected-access
+        for parameter in parts:
+            core.gradient_written(parameter)
+        state.world.all_reduce(found_inf, "max")
+        return {found_inf.device: found_inf}
+
+    return unscale
+
+
+def _reduced(engine, call):
+    """{parameter: its elements that this rank updates, the memory that the step reads}, of this stage. Collective."""
+    if not engine.has_gradients:
+        raise StateError(f"{call}: no step function has called backward() since gradients were dropped or taken; call the @smp.step function first")
+    engine.core.reduce_gradients()
+    own = [parameter for name, parameter in engine.module.named_parameters() if engine.homes[name] == engine.stage and parameter.requires_grad]
+    parts = {parameter: core.gradient_part(parameter) for parameter in own}
+    return {parameter: part for parameter, part in parts.items() if part is not None and part.numel()}

@@ -1,0 +1,195 @@
+"""State dicts of a model and its optimizer over stages: of this stage's tensors, or whole. Behind the methods of
+DistributedModel and DistributedOptimizer.
+
+A partial one has `_smp_is_partial`: True. Partial ones of all stages, of whatever partition, are the whole together.
+"""
+import collections
+
+import torch
+
+from ..errors import ShapeError, StateError
+from ..training import optimizer_states
+from . import messages, ranks
+
+#: The key by which a state dict of one stage is known.
+PARTIAL = "_smp_is_partial"
+
+
+# --- of the model ----------------------------------------------------------------------------------------------------
+
+
+def local(module, engine):
+    """module.state_dict() of what is on this stage, and of what every stage has."""
+    found = module.state_dict()
+    for name in [name for name, value in found.items() if _home(engine, value) not in (None, engine.stage)]:
+        del found[name]
+    found[PARTIAL] = True
+    return found
+
+
+def whole(call, module, engine, to_rank_0):
+    """module.state_dict() with every tensor on the host, the same on every stage; with `to_rank_0` empty on all but
+    the first. Collective over the stages."""
+    members = ranks.get_pp_group()
+    messages.meet(call, members, {"gather_to_rank0": bool(to_rank_0)})
+    keeps = not to_rank_0 or engine.stage == 0
+    found, seen = module.state_dict(), {}
+    for name, value in found.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        key = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride())  # pylint: disable=protected-access
+        if key not in seen:
+            on_host = _gathered(value, _home(engine, value), members)
+            seen[key] = value, on_host if keeps else None
+        found[name] = seen[key][1]
+    return found if keeps else collections.OrderedDict()
+
+
+def load(module, state_dict, strict, homes, stage):
+    """module.load_state_dict() of the tensors that are on this stage, out of a whole state dict, or a partial one of
+    this stage. `homes`: {name: stage}, empty where every rank has all of them.
+
+    Raises  ShapeError, StateError: it does not fit; nothing has changed then, unless hooks of modules rename tensors.
+    """
+    given = {name: value for name, value in state_dict.items() if name != PARTIAL}
+    expected = module.state_dict()
+    _check_shapes(given, expected)
+    is_here = lambda name: homes.get(name, stage) == stage
+    missing = [name for name in expected if name not in given and (is_here(name) or not is_partial(state_dict))]
+    strange = [name for name in given if name not in expected]
+    renames = any(inner._load_state_dict_pre_hooks for inner in module.modules())  # pylint: disable=protected-access
+    if strict and not renames:
+        _check_names(missing, strange)
+    own = collections.OrderedDict((name, value) for name, value in given.items() if is_here(name))
+    if hasattr(state_dict, "_metadata"):
+        own._metadata = state_dict._metadata  # pylint: disable=protected-access
+    loaded = module.load_state_dict(own, strict=False)
+    missing = [name for name in loaded.missing_keys if name in missing]
+    if strict:
+        _check_names(missing, loaded.unexpected_keys)
+    return type(loaded)(missing, loaded.unexpected_keys)
+
+
+def _check_shapes(given, expected):
+    different = [f"'{name}' is {list(value.shape)}, and {list(expected[name].shape)} in the model" for name, value in given.items()
+                 if isinstance(value, torch.Tensor) and isinstance(expected.get(name), torch.Tensor) and value.shape != expected[name].shape]
+    if different:
+        raise ShapeError(f"load_state_dict(): {'; '.join(different[:5])}: load what was saved of such a model")
+
+
+def _check_names(missing, strange):
+    if missing or strange:
+        texts = [f"{what} {', '.join(map(repr, names[:5]))}" for what, names in (("it lacks", missing), ("the model lacks", strange)) if names]
+        raise StateError(f"load_state_dict(): {'; '.join(texts)}; load what was saved of such a model, or give strict=False to load what fits")
+
+
+def is_partial(state_dict):
+    """Whether a state dict is of one stage."""
+    return bool(state_dict.get(PARTIAL, False))
+
+
+def joined(call, partial, homes, stage):
+    """The whole of the partial state dicts of all stages; tensors of other stages by `homes` are on the device "meta".
+    Collective over the stages."""
+    members = ranks.get_pp_group()
+    messages.meet(call, members, "a partial state dict")
+    told = messages.of_all(call, {name: _TENSOR if isinstance(value, torch.Tensor) else value for name, value in partial.items()}, members)
+    found = collections.OrderedDict()
+    for source, values in enumerate(told):
+        for name, value in values.items():
+            if name in found or name == PARTIAL:
+                continue
+            if value == _TENSOR:
+                value = messages.value_of(call, partial.get(name), members, source)
+                value = value if homes.get(name, stage) == stage else value.to("meta")
+            found[name] = value
+    if hasattr(partial, "_metadata"):
+        found._metadata = partial._metadata  # pylint: disable=protected-access
+    return found
+
+
+_TENSOR = "a tensor of smp's"
+
+
+def _home(engine, value):
+    """The stage of a tensor; None: every stage has it, or it is none."""
+    return engine.core.home_of(value) if isinstance(value, torch.Tensor) else None
+
+
+def _gathered(value, home, members):
+    if home is None:
+        return value.cpu()
+    on_host = value.cpu().contiguous() if members[home] == ranks.rank() else torch.empty(value.shape, dtype=value.dtype)
+    messages.broadcast_bytes(on_host.reshape(-1).view(torch.uint8) if on_host.numel() else torch.empty(0, dtype=torch.uint8), members, home)
+    return on_host
+
+
+# --- of the optimizer ------------------------------------------------------------------------------------------------
+
+
+def optimizer_local(call, optimizer, engine):
+    """Its state_dict() with the states of this stage's parameters, by their numbers in the whole."""
+    return {**_of_stage(call, optimizer, engine), PARTIAL: True}
+
+
+def optimizer_whole(call, optimizer, engine):
+    """Its state_dict() with the states of all parameters, on the host. Collective over the stages."""
+    members = ranks.get_pp_group()
+    messages.meet(call, members, {"groups": len(optimizer.param_groups)})
+    found = _of_stage(call, optimizer, engine)
+    found["state"] = _joined_states(call, found["state"], members)
+    return found
+
+
+def optimizer_joined(call, partial):
+    """The whole of the partial ones of all stages. Collective over the stages."""
+    members = ranks.get_pp_group()
+    messages.meet(call, members, "a partial state dict")
+    return {**{name: value for name, value in partial.items() if name != PARTIAL}, "state": _joined_states(call, partial["state"], members)}
+
+
+def load_optimizer(optimizer, state_dict, engine):
+    """The states of this stage's parameters out of a whole state dict. Collective over the ranks of a stage."""
+    engine.use(optimizer)
+    client = engine.client_steps
+    optimizer_states.check("optimizer.load_state_dict()", client, optimizer, _FIX)
+    optimizer_states.load(optimizer, state_dict, _is_own(engine), client, lambda tensors: None)
+
+
+_FIX = "save them by model.save_checkpoint(), and load that by load_checkpoint()"
+
+
+def _of_stage(call, optimizer, engine):
+    found = type(optimizer).state_dict(optimizer)
+    if engine.client_optimizer is optimizer:
+        optimizer_states.check(call, engine.client_steps, optimizer, _FIX)
+        found["state"] = optimizer_states.of(optimizer, _is_own(engine), False, engine.client_steps)
+    return found
+
+
+def _joined_states(call, own, members):
+    told = messages.of_all(call, list(own), members)
+    found = {}
+    for source, numbers in enumerate(told):
+        for number in numbers:
+            if number not in found:
+                found[number] = messages.value_of(call, own.get(number) if members[source] == ranks.rank() else None, members, source)
+    return dict(sorted(found.items()))
+
+
+def _is_own(engine):
+    own = {id(parameter) for name, parameter in engine.module.named_parameters() if engine.homes[name] == engine.stage}
+    return lambda parameter: id(parameter) in own
+
+
+def merged(partials):
+    """The whole of partial state dicts, of a model or of an optimizer, that were loaded from files."""
+    found = type(partials[0])()
+    for name, value in ((name, value) for partial in partials for name, value in partial.items()):
+        if name == PARTIAL:
+            continue
+        if name == "state" and isinstance(value, dict) and "param_groups" in partials[0]:
+            found.setdefault(name, {}).update(value)
+        else:
+            found.setdefault(name, value)
+    return found
