@@ -177,7 +177,10 @@ PlacedArgument placed_argument(const at::Tensor& tensor, std::shared_ptr<const P
   return {0, tensor, std::move(known)};
 }
 
-void run_opened(OperatorCall& call, Next next, const PlacedArguments& found) {
+void run_opened(AxisPass& pass, OperatorCall& call, Next next, PlacedArguments found) {
+  for (PlacedArgument& one : found)  // cut for this operator, or joined: its operators have to know
+    if (!one.part.defined() && !(one.known->is_parameter && one.tensor.is_leaf()))
+      one.part = pass.as_part(one.tensor, one.known->placement);
   for (size_t i = 0; i < call.traits.arguments; ++i) {
     std::vector<at::Tensor> tensors = tensors_among(call.arguments().slice(i, 1));
     bool has_part = false;
@@ -351,7 +354,7 @@ void AxisPass::run_found(OperatorCall& call, Next next, PlacedArguments found) {
   if (rule != nullptr && rule->role == OperatorRole::kNew) return next(call);
   if (rule != nullptr && rule->role == OperatorRole::kNone) {
     // An operator that looks at its arguments, as TorchScript reads sizes, sees them as the program does.
-    return call.traits.composite ? run_opened(call, next, found) : next(call);
+    return call.traits.composite ? run_opened(*this, call, next, found) : next(call);
   }
   // Code of libtorch's own, of which nothing is known but that it is made of other operators, runs on wholes.
   if (rule != nullptr || (call.traits.composite && !call.traits.random)) return run_whole(call, next, found);
@@ -378,7 +381,7 @@ void AxisPass::run_whole(OperatorCall& call, Next next, const PlacedArguments& f
   for (const PlacedArgument& one : found)
     for (const Cut& cut : one.known->placement->at(position_)) {
       if (undivided_[cut.axis] == Undivided::kGather || is_of_numbers(one.tensor)) continue;
-      if (gives_parts_ && call.traits.composite && !call.traits.random) return run_opened(call, next, found);
+      if (gives_parts_ && call.traits.composite && !call.traits.random) return run_opened(*this, call, next, found);
       refuse(call, one.tensor,
              str("needs whole tensors, and ", axes_[cut.axis].policy->name(), " cuts dim ", cut.dim, " of ",
                  at::IntArrayRef(whole_sizes_of(one))),

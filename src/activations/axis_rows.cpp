@@ -225,7 +225,7 @@ void RowRun::run(const PlacedArguments& found) {
   if (made->way == Decided::Way::kGathered) return pass_.run_gathered(call_, next_, found);
   if (made->way == Decided::Way::kRefused) {
     const bool can_open = pass_.gives_parts_ && call_.traits.composite && !call_.traits.random && !has_dropout(call_);
-    if (can_open) return run_opened(call_, next_, found);
+    if (can_open) return run_opened(pass_, call_, next_, found);
     if (std::ranges::all_of(found, [](const PlacedArgument& one) { return is_of_numbers(one.tensor); }))
       return pass_.run_gathered(call_, next_, found);
     refuse(*made);

@@ -227,6 +227,33 @@ class Wholes(Case):
             with self.subTest(text):
                 self.assertIn(text.strip(), refusal)
 
+    def test_a_convolution_of_an_input_that_is_the_first_operator_is_right_or_refused(self):
+        """It is made of other operators, which have to know that it got the tokens of one rank."""
+        for ranks, samples in ((2, 2), (3, 2), (3, 3)):
+            told = self.on_ranks(ranks, f"""
+    import torch, trireme
+    torch.manual_seed(0)
+    layer, x = torch.nn.Conv1d(6, 5, 3, padding=1), torch.randn({samples}, 12, 6)
+    expected = layer(x.transpose(1, 2)).square().mean().item()
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+        def forward(self, x):
+            return self.layer(x.transpose(1, 2)).square().mean()
+    engine = trireme.initialize(model=Model(), config={{"train_micro_batch_size_per_gpu": {samples}, "sequence_parallel_size": {ranks},
+                                                        "optimizer": {{"type": "SGD", "params": {{"lr": 0.1}}}}}})[0]
+    try:
+        result = abs(engine(engine.cut(x)["input_ids"]).item() - expected)
+    except trireme.errors.StateError as error:
+        result = str(error)
+""")
+            with self.subTest(ranks=ranks, samples=samples):
+                if samples < ranks:
+                    self.assertIn("aten::convolution has windows along dim 2 of [2, 6, 12], which sequence parallelism cuts", told)
+                else:
+                    self.assertLess(told, 1e-6)
+
     def test_labels_that_a_mask_takes_meet_logits_that_it_takes(self):
         result = self.on_ranks(2, _WHOLES + """
     torch.manual_seed(0)

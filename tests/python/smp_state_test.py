@@ -1,9 +1,10 @@
 """States of smp's models and optimizers: partial and whole state dicts, files, and messages of ranks."""
 import os
 import tempfile
+import textwrap
 
 from harness import RankServer, main
-from smp_programs import Case
+from smp_programs import PRELUDE, Case
 
 RankServer.imports = ("transformers.models.gpt2.modeling_gpt2", "torch._dynamo")  # which optimizers of torch import
 
@@ -307,6 +308,50 @@ class Files(Case):
             self.assertEqual(self.ran(1, loads), [2.0, 2.0, 2.0])
             os.remove(f"{folder}/f_1")
             self.assertIn("None of them is whole", self.ran(1, loads))
+
+    _SAVES = """
+    import signal
+    import trireme.smp.files as files
+    begin()
+    def save(value):
+        smp.save({"value": torch.full((1000,), float(value)), "rank": smp.rank()}, FOLDER + "/f")
+    save(1)
+    def killing(original, at):
+        def call(*args, **kwargs):
+            at[0] -= 1
+            if at[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*args, **kwargs)
+        return call
+    if smp.rank() == RANK:
+        CALL = killing(CALL, [TIMES])
+    save(2)
+"""
+
+    def test_a_rank_that_is_killed_while_it_saves_leaves_the_old_save_or_the_new_one(self):
+        expected = {("torch.save", 0): [1.0], ("torch.save", 1): [1.0], ("os.fsync", 0): [1.0], ("files.messages.of_all", 1): [1.0], ("os.replace", 1): "mixture",
+                    ("os.replace", 0): [1.0, "mixture"], ("files.messages.barrier", 0): [2.0]}
+        for (call, rank), right in expected.items():
+            with self.subTest(f"{call} of rank {rank}"), tempfile.TemporaryDirectory() as folder:
+                script = os.path.join(folder, "saves.py")
+                with open(script, "w", encoding="utf-8") as file:
+                    text = PRELUDE + self._SAVES.replace("FOLDER", repr(folder)).replace("RANK", str(rank)).replace("CALL", call).replace("TIMES", "1")
+                    file.write(textwrap.dedent(text))
+                RankServer.run(2, [script])
+                found = self.ran(2, f"""
+    begin()
+    def loaded():
+        found = smp.load({folder + "/f"!r})
+        return [found["rank"] == smp.rank(), found["value"].unique().tolist()]
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps(told(loaded)))]
+""")
+                self.assertEqual(found[0], found[1])
+                if isinstance(found[0], str):
+                    self.assertIn("mixture", right)
+                    self.assertRegex(found[0], r"are of 2 saves: .* Save [0-9a-f]{8} is whole: its last files have not got their names; mv .*f_\d.written .*f_\d$")
+                else:
+                    self.assertEqual(found[0][0], True)
+                    self.assertIn(found[0][1][0], right)
 
     def test_wrong_calls_are_told_by_name(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -37,9 +37,6 @@ using PlacedArguments = std::vector<PlacedArgument>;
 /// `tensor`, of which `known` is known, as an argument.
 PlacedArgument placed_argument(const at::Tensor& tensor, std::shared_ptr<const PlacedTensor> known);
 
-/// The operators that `call` is made of run in its place, on parts as the program has them.
-void run_opened(OperatorCall& call, Next next, const PlacedArguments& found);
-
 /// A tensor among the arguments.
 struct Operand {
   size_t index;  ///< of the argument
@@ -226,5 +223,8 @@ class AxisPass : public Pass {
   bool gives_parts_ = false;
   InterceptScope scope_;
 };
+
+/// The operators that `call` is made of run in its place, on parts as the program has them.
+void run_opened(AxisPass& pass, OperatorCall& call, Next next, PlacedArguments found);
 
 }  // namespace trireme
