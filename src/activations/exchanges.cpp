@@ -323,6 +323,7 @@ at::Tensor AxisExchanges::share(const at::Tensor& part, const Cut& cut, const st
 }
 
 at::Tensor AxisExchanges::all_reduce(const at::Tensor& part, const std::string& what, ReduceOp op) {
+  const at::NoGradGuard no_grad;  // else the copy, which is written here, counts as one that may be made again
   at::Tensor result = part.clone(at::MemoryFormat::Contiguous);
   group_.all_reduce(result, op).wait();
   if (is_recording_) record(what, op == ReduceOp::kSum ? Kind::kSum : Kind::kAlike, part, result);

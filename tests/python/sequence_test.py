@@ -254,6 +254,30 @@ class Wholes(Case):
                 else:
                     self.assertLess(told, 1e-6)
 
+    def test_extremes_over_tokens_of_selective_recomputation(self):
+        """How many elements are equal to an extreme is a sum over ranks, and no copy of this rank's count."""
+        told = self.on_ranks(2, """
+    import copy, torch, trireme
+    from trireme.utils import safe_get_full_grad
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(32, 16)
+        def forward(self, ids):
+            x = self.embedding(ids)
+            x = (x - x.amax(1, keepdim=True)).exp()
+            return (x / x.sum(1, keepdim=True)) @ self.embedding.weight.t()
+    torch.manual_seed(0)
+    plain, ids = Model(), torch.randint(32, (2, 8))
+    engine = trireme.initialize(model=copy.deepcopy(plain), config={"train_micro_batch_size_per_gpu": 2, "sequence_parallel_size": 2, "trireme": {"recompute": "selective"},
+                                                                    "optimizer": {"type": "SGD", "params": {"lr": 0.1}}})[0]
+    engine.backward(engine(engine.cut(ids)["input_ids"]).square().mean())
+    plain(ids).square().mean().backward()
+    found = safe_get_full_grad(engine.module.embedding.weight)
+    result = ((found - plain.embedding.weight.grad).norm() / plain.embedding.weight.grad.norm()).item()
+""")
+        self.assertLess(told, 1e-5)
+
     def test_labels_that_a_mask_takes_meet_logits_that_it_takes(self):
         result = self.on_ranks(2, _WHOLES + """
     torch.manual_seed(0)
