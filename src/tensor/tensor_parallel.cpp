@@ -99,6 +99,11 @@ Group& TensorParallel::group() const { return impl_->group(); }
 
 std::string TensorParallel::exchange_problem() { return impl_->pass->exchanges(impl_->axis).problem(); }
 
+void TensorParallel::count_exchanges(bool counts) { impl_->pass->exchanges(impl_->axis).count(counts); }
+std::vector<ExchangeRow> TensorParallel::exchanges() const {
+  return impl_->pass->exchanges(impl_->axis).counted("tensor");
+}
+
 void TensorParallel::check_loss(const at::Tensor& loss) {
   impl_->pass->forget_entered();
   if (is_part(loss))

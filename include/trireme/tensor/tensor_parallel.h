@@ -89,6 +89,8 @@ class [[nodiscard]] TensorParallel final : public CutActivations {
   Group& group() const;
   /// Ends the recording of exchanges. Collective.
   std::string exchange_problem() override;
+  void count_exchanges(bool counts) override;
+  std::vector<ExchangeRow> exchanges() const override;
   /// To call before the backward pass of `loss`, one number, which is compared over the group (on a device only the
   /// first time). Collective then.
   ///
