@@ -109,6 +109,24 @@ TEST_F(TrainSlices, OnPartsOfSequencesTrainAsWholeModelsDo) {
   }
 }
 
+// Of 32 tokens in each of two samples, four micro-batches; a table of one step alone.
+TEST_F(TrainSlices, TellWhatTheirFirstStepSends) {
+  const auto done = run_program(run("told", config(2, 1), "2", {"--exchanges"}));
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  const int64_t bytes = 4 * 2 * 32 * 32 * 4;  // micro-batches, samples, tokens, hidden size, fp32
+  const std::string line = str("  ", bytes, "          4  sum     tensor    aten::linear of ");
+  for (const char* layer :
+       {"model.layers.0.self_attn.o_proj.weight\" in forward", "model.layers.1.mlp.gate_proj.weight\" in backward"})
+    EXPECT_NE(done.err.find(str(line, "\"", layer)), std::string::npos) << done.err;
+  const size_t table = done.err.find("bytes sent  exchanges");
+  ASSERT_NE(table, std::string::npos) << done.err;
+  EXPECT_EQ(done.err.find("bytes sent  exchanges", table + 1), std::string::npos) << done.err;
+  const auto untold = run_program(run("untold", config(2, 1), "2"));
+  EXPECT_EQ(untold.err.find("bytes sent"), std::string::npos) << untold.err;
+  const auto whole = run_program(run("whole and told", config(1, 1), "2", {"--exchanges"}));
+  EXPECT_NE(whole.err.find("no exchanges along \"sequence\" or \"tensor\""), std::string::npos) << whole.err;
+}
+
 TEST_F(TrainSlices, SampleAsWholeModelsDo) {
   auto words = [&](const std::string& out, int tensor, const std::string& ranks) {
     return with(run(out, config(tensor, 3), ranks, {"--lr", "0", "--prompt", "line"}), "--steps", "1");
