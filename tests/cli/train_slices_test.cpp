@@ -109,6 +109,32 @@ TEST_F(TrainSlices, OnPartsOfSequencesTrainAsWholeModelsDo) {
   }
 }
 
+// Stages draw other weights than a model without, so those of slices are compared with those of whole layers.
+TEST_F(TrainSlices, OnSomeTokensInStagesTrainAsStagesOfWholeLayersDo) {
+  const auto config_of = [&](const std::string& name, const std::string& keys) {
+    return folder_.write(name + ".json", str(R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.003}}, "zero_optimization": {"stage": 1},
+        "pipeline": {"stages": 2})",
+                                             keys, "}"));
+  };
+  const std::string tokens = R"(, "tensor_parallel": {"autotp_size": 2, "sequence_parallel": true})";
+  const auto whole = run_program(run("stages", config_of("stages", ""), "2"));
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  const auto done = run_program(run("tokens", config_of("tokens", tokens), "4"));
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  expect_losses("tokens", numbers_of("stages", "loss"));
+  EXPECT_NEAR(validation_loss(done), validation_loss(whole), 2e-4);
+  // A Gpt's layers read sizes of activations.
+  const std::string gpt =
+      folder_.write("gpt_in_stages.json", R"({"model_type": "gpt2", "vocab_size": 256, "n_positions": 32,
+      "n_embd": 32, "n_layer": 2, "n_head": 4})");
+  const auto refused = run_program(with(run("gpt", config_of("gpt", tokens), "4"), "--model", gpt));
+  EXPECT_EQ(refused.exit_code, 2) << refused.err;
+  EXPECT_NE(refused.err.find("tensor_parallel.sequence_parallel: a stage hands on some tokens of each rank"),
+            std::string::npos)
+      << refused.err;
+}
+
 // Of 32 tokens in each of two samples, four micro-batches; a table of one step alone.
 TEST_F(TrainSlices, TellWhatTheirFirstStepSends) {
   const auto done = run_program(run("told", config(2, 1), "2", {"--exchanges"}));
