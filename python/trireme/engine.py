@@ -1,6 +1,7 @@
 """Engine: what trains a torch.nn.Module over the ranks of the job, under whatever names a façade gives it."""
 import contextlib
 import itertools
+import typing
 
 import torch
 from torch.utils import _pytree
@@ -20,6 +21,15 @@ from .training.model_files import ModelFiles
 from .watch import beside, clipping, earlier_engines, late_parameters, shared_memory
 
 _numbers = itertools.count()
+
+
+class Exchange(typing.NamedTuple):
+    """The exchanges of one operator in one way, as this rank made them."""
+    axis: str  # "sequence" or "tensor"
+    what: str  # the operator, the parameter where one is known, and the direction
+    way: str  # "sum", "gather", "scatter", "recut" or "ring"
+    exchanges: int  # collectives, or messages to the next rank
+    bytes_sent: int
 
 
 class Engine(ModelFiles, torch.nn.Module):
@@ -313,6 +323,15 @@ class Engine(ModelFiles, torch.nn.Module):
         """The whole of an activation or parameter of which each rank that shares layers has a slice, on all of these;
         differentiable. `tensor` itself where it is whole. Collective over the ranks that share layers."""
         return self.core.gather(tensor)
+
+    def count_exchanges(self, counts=True):
+        """From now on counts what this rank sends other ranks along "sequence" and "tensor", by operator; False: no
+        longer. Forgets what was counted. Local: ranks need not all count."""
+        self.core.count_exchanges(bool(counts))
+
+    def exchanges(self):
+        """What count_exchanges() counts: Exchange values, most bytes first; exchange_table() is a text of them."""
+        return [Exchange(*row) for row in self.core.exchange_rows]
 
     def destroy(self):
         """Gives the module plain, whole parameters again. Collective. The engine is spent; a second call does

@@ -132,6 +132,35 @@ void give_back(OperatorCall& call, const PlacedArguments& given) {
   }
 }
 
+/// The name of the first argument that has one; "": none.
+std::string parameter_among(const PlacedArguments& found) {
+  for (const PlacedArgument& one : found)
+    if (!one.known->parameter.empty()) return one.known->parameter;
+  return {};
+}
+
+/// The parameter of an operator names its exchanges, where they are counted; those of the operators that it is made of,
+/// too, where these compute with none.
+class ExchangesOfOperator {
+ public:
+  ExchangesOfOperator(const std::vector<PassAxis>& axes, const PlacedArguments& found) {
+    for (const PassAxis& axis : axes) {
+      AxisExchanges& exchanges = *axis.exchanges;
+      if (!exchanges.is_counting()) continue;
+      if (std::string name = parameter_among(found); !name.empty())
+        outer_.emplace_back(&exchanges, exchanges.set_parameter(std::move(name)));
+    }
+  }
+  ~ExchangesOfOperator() {
+    for (auto& [exchanges, name] : outer_) exchanges->set_parameter(std::move(name));
+  }
+  ExchangesOfOperator(const ExchangesOfOperator&) = delete;
+  ExchangesOfOperator& operator=(const ExchangesOfOperator&) = delete;
+
+ private:
+  std::vector<std::pair<AxisExchanges*, std::string>> outer_;
+};
+
 /// equal() of two parts that are cut alike: ranks compare their own. False: it is none.
 bool run_equal(AxisPass& pass, OperatorCall& call, Next next, const PlacedArguments& found) {
   const std::string& name = call.op.schema().name();
@@ -237,6 +266,7 @@ void AxisPass::run(OperatorCall& call, Next next) {
 
 void AxisPass::run_placed(OperatorCall& call, Next next, PlacedArguments found, bool has_part) {
   running_ = call.op.schema().name();
+  const ExchangesOfOperator named(axes_, found);
   for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) {
     if (has_tangent(tensor))
       refuse(call, found[0].tensor, "gets a tangent of forward-mode differentiation (jvp()) beside a part",

@@ -45,7 +45,7 @@ struct Exchange final : torch::CustomClassHolder {
 using ExchangePointer = c10::intrusive_ptr<Exchange>;
 
 ExchangePointer exchange(AxisExchanges& exchanges, const std::string& what, Cut cut = {}) {
-  return c10::make_intrusive<Exchange>(exchanges.shared_from_this(), what, std::move(cut));
+  return c10::make_intrusive<Exchange>(exchanges.shared_from_this(), exchanges.named(what), std::move(cut));
 }
 
 ExchangePointer saved(AutogradContext* context) {
@@ -324,8 +324,11 @@ at::Tensor AxisExchanges::share(const at::Tensor& part, const Cut& cut, const st
 
 at::Tensor AxisExchanges::all_reduce(const at::Tensor& part, const std::string& what, ReduceOp op) {
   const at::NoGradGuard no_grad;  // else the copy, which is written here, counts as one that may be made again
-  at::Tensor result = part.clone(at::MemoryFormat::Contiguous);
-  group_.all_reduce(result, op).wait();
+  const at::Tensor result = counting(ExchangeWay::kSum, what, [&] {
+    at::Tensor sum = part.clone(at::MemoryFormat::Contiguous);
+    group_.all_reduce(sum, op).wait();
+    return sum;
+  });
   if (is_recording_) record(what, op == ReduceOp::kSum ? Kind::kSum : Kind::kAlike, part, result);
   return result;
 }
@@ -345,7 +348,7 @@ at::Tensor AxisExchanges::all_reduce_rows(int64_t rows, int64_t piece_rows,
     }
     const at::Tensor piece = sum.narrow(0, first, count).copy_(part);
     if (is_recording_) parts.narrow(0, first, count).copy_(part);
-    pending.push_back(group_.all_reduce(piece));
+    pending.push_back(counting(ExchangeWay::kSum, what, [&] { return group_.all_reduce(piece); }));
   }
   for (Pending<void>& one : pending) one.wait();
   if (is_recording_) record(what, Kind::kSum, parts, sum);
@@ -353,13 +356,13 @@ at::Tensor AxisExchanges::all_reduce_rows(int64_t rows, int64_t piece_rows,
 }
 
 at::Tensor AxisExchanges::all_gather(const at::Tensor& slice, const Cut& cut, const std::string& what) {
-  const at::Tensor whole = all_gathered(slice, cut, group_);
+  const at::Tensor whole = counting(ExchangeWay::kGather, what, [&] { return all_gathered(slice, cut, group_); });
   if (is_recording_) record(what, Kind::kAlike, whole, whole);
   return whole;
 }
 
 at::Tensor AxisExchanges::reduce_scatter(const at::Tensor& part, const Cut& cut, const std::string& what) {
-  at::Tensor own = reduce_scattered(part, cut, group_);
+  at::Tensor own = counting(ExchangeWay::kScatter, what, [&] { return reduce_scattered(part, cut, group_); });
   if (is_recording_) record(what, Kind::kSumOfParts, part, own, cut);
   return own;
 }
@@ -370,10 +373,31 @@ at::Tensor AxisExchanges::all_to_all(const at::Tensor& part, const Cut& from, co
   at::Tensor result;
   {
     const WithoutInterception own_operators;  // to the pass a copy of a slice into a whole tensor is one of all slices
-    result = recut_blocks(own, from, to, adds, group_);
+    result = counting(ExchangeWay::kRecut, what, [&] { return recut_blocks(own, from, to, adds, group_); });
   }
   if (is_recording_) record_moved(what, own, result, from, to, adds);
   return result;
+}
+
+std::string AxisExchanges::named(const std::string& what) const {
+  return counts_ != nullptr && !counts_->parameter.empty() ? str(what, " of \"", counts_->parameter, "\"") : what;
+}
+
+void AxisExchanges::add_count(ExchangeWay way, std::string_view what, const CommCounters& before) {
+  const CommCounters after = group_.counters();
+  if (after.calls == before.calls) return;  // no element left its rank
+  CommCounters& count = counts_->of[{std::string(what), way}];
+  count.calls += after.calls - before.calls;
+  count.bytes_sent += after.bytes_sent - before.bytes_sent;
+}
+
+std::vector<ExchangeRow> AxisExchanges::counted(const std::string& axis) const {
+  std::vector<ExchangeRow> rows;
+  if (counts_ == nullptr) return rows;
+  for (const auto& [of, count] : counts_->of)
+    rows.push_back(
+        {.axis = axis, .what = of.first, .way = of.second, .exchanges = count.calls, .bytes_sent = count.bytes_sent});
+  return rows;
 }
 
 /// The product of both with one number for each index of each dim: a vector of all elements would be as large as the

@@ -80,6 +80,9 @@ void declare_output(CLI::App& app, TrainOptions& options) {
   app.add_option("--prompt", options.prompt, "what the sample at the end continues (default: nothing)")
       ->type_name("TEXT")
       ->group("Output");
+  app.add_flag("--exchanges", options.tells_exchanges,
+               "after the first step: what rank 0 sent other ranks along \"sequence\" and \"tensor\", by operator")
+      ->group("Output");
   app.add_option("--peak-tflops", options.peak_tflops,
                  "dense peak of one rank in TFLOP/s, in the dtype that it computes in;\nshows the part of it that is "
                  "used (MFU)")

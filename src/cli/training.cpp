@@ -3,6 +3,7 @@
 #include <ATen/ops/tensor.h>
 
 #include <nlohmann/json.hpp>
+#include <utility>
 #include <vector>
 
 #include "cli/explain.h"
@@ -118,6 +119,14 @@ void print_conclusion(const TrainSetup& setup, const std::string& result) {
   }
 }
 
+// What rank 0 sent in the first step, and no more is counted.
+void note_exchanges(const EngineBase& engine, RunRecord& record) {
+  const std::vector<ExchangeRow> rows = engine.passes().exchanges();
+  record.note(rows.empty() ? "no exchanges along \"sequence\" or \"tensor\""
+                           : str("exchanges of rank 0 in this step\n", text_of(rows)));
+  engine.passes().count_exchanges(false);
+}
+
 }  // namespace
 
 int run_training(const TrainSetup& setup, World& world) {
@@ -138,11 +147,14 @@ int run_training(const TrainSetup& setup, World& world) {
   try {
     bool stop = false;
     int64_t saved_step = engine.global_steps();
+    bool tells_exchanges = options.tells_exchanges;
+    if (tells_exchanges) engine.passes().count_exchanges();
     while (engine.global_steps() < options.steps && !stop) {
       const double lr = engine.get_lr();
       const auto agreed = agree_on_step(group, trained->step(loader), interrupt.signal());
       stop = agreed.stop;
       record.step(agreed.loss, lr);
+      if (std::exchange(tells_exchanges, false)) note_exchanges(engine, record);
 
       const bool is_last = stop || engine.global_steps() == options.steps;
       if (is_due(options.eval_every, engine.global_steps()) && !is_last) record.validation(trained->validate());

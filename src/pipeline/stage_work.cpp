@@ -236,11 +236,11 @@ void StageWork::refuse_reentrant(const Slot& slot) const {
                           schedule_->chunks == 1 ? "1f1b" : "interleaved", "'"));
 }
 
-/// `value`, with the whole of each tensor that is a part. An object of a program's is handed on as it is, but for parts
-/// of sequences, of which its tensors may be some.
+/// `value`, with the whole of each tensor that is a part. An object of a program's is handed on as it is, but where
+/// ranks have some tokens each, of which its tensors may be some.
 c10::IValue StageWork::whole(const c10::IValue& value) const {
   if (training_.passes().cuts.empty()) return value;
-  if (value.isCapsule() && data_.cut.is_on())
+  if (value.isCapsule() && (data_.cut.is_on() || training_.config().tensor.sequence_parallel))
     throw ConfigError(
         "eval_batch: the last layer returns an object of the program's own, whose tensors may be parts of sequences; "
         "return tensors, numbers, texts, and tuples, lists or dictionaries of these, or ask for no outputs");

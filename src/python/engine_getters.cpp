@@ -1,6 +1,9 @@
 #include "python/engine_getters.h"
 
+#include <cstdint>
+#include <string>
 #include <tuple>
+#include <vector>
 
 namespace trireme::python {
 namespace {
@@ -53,6 +56,16 @@ constexpr std::tuple kGetters{
            "Bytes of masters and optimizer states on this rank."},
     Getter{"has_slices", Facade::kNone, [](const EngineBase& self) { return self.tensor() != nullptr; },
            "Whether ranks have slices of its layers."},
+    Getter{"exchange_rows", Facade::kNone,
+           [](const EngineBase& self) {
+             std::vector<std::tuple<std::string, std::string, std::string, int64_t, int64_t>> rows;
+             for (const ExchangeRow& row : self.passes().exchanges())
+               rows.emplace_back(row.axis, row.what, name_of(row.way), row.exchanges, row.bytes_sent);
+             return rows;
+           },
+           "Of what count_exchanges() counts: axis, operator, way, exchanges, bytes sent."},
+    Getter{"exchange_table", Facade::kMethod, [](const EngineBase& self) { return text_of(self.passes().exchanges()); },
+           "exchanges() as a table."},
     Getter{"failure", Facade::kNone, &EngineBase::failure, "The error that ended the engine; empty: nothing did."},
 };
 

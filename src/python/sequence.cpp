@@ -72,6 +72,9 @@ void bind_parts(EngineBaseClass& engine) {
            [](const EngineBase& engine, const at::Tensor& tensor) { return engine.passes().is_part(tensor); })
       .def("whole_sizes",
            [](const EngineBase& engine, const at::Tensor& tensor) { return engine.passes().whole_sizes(tensor); })
+      .def(
+          "count_exchanges", [](const EngineBase& engine, bool counts) { engine.passes().count_exchanges(counts); },
+          py::arg("counts"))
       .def_static("forget_sequence", &forget_sequence)
       .def_static("tells_wholes", [](const at::Tensor& tensor) { return PartTensor::of(tensor) != nullptr; })
       .def_static("recorded_node",

@@ -12,7 +12,7 @@
 namespace trireme::sequence {
 namespace {
 
-constexpr const char* kName = "scaled_dot_product_attention over a sharded sequence";
+constexpr const char* kAttentionName = "aten::scaled_dot_product_attention";
 
 /// [B, heads, tokens, D], cut along heads.
 Cut by_heads(const Cut& tokens, Ranges heads) {
@@ -32,8 +32,8 @@ Ranges heads_of_keys(int64_t key_heads, const Ranges& queries) {
 
 /// All tokens of this rank's heads, of which it has some tokens of all heads.
 at::Tensor to_heads(const at::Tensor& part, const Cut& tokens, const Cut& heads, AxisExchanges& axis) {
-  return heads.ranges->is_whole_everywhere() ? axis.gather(part, tokens, kName)
-                                             : axis.recut(part, tokens, heads, kName);
+  return heads.ranges->is_whole_everywhere() ? axis.gather(part, tokens, kAttentionName)
+                                             : axis.recut(part, tokens, heads, kAttentionName);
 }
 
 /// The heads of `mask` that this rank has.
@@ -60,8 +60,8 @@ void run_by_heads(OperatorCall& call, Next next, const Cut& queries, const Cut& 
   const int ranks = axis.group().size(), rank = axis.group().rank();
   const int64_t heads = with_batch(kQuery).size(1), key_heads = with_batch(kKey).size(1);
   if (heads < ranks)
-    throw StateError(
-        str(kName, ": ", heads, " heads for ", ranks, " ranks; use at most as many ranks as heads, or ring attention"));
+    throw StateError(str(kAttentionName, " over a sharded sequence: ", heads, " heads for ", ranks,
+                         " ranks; use at most as many ranks as heads, or ring attention"));
   Cut query_tokens = queries, key_tokens = keys;
   query_tokens.dim = key_tokens.dim = 2;
   const Cut query_heads = by_heads(queries, Ranges::even(heads, ranks));
@@ -85,7 +85,7 @@ void run_by_heads(OperatorCall& call, Next next, const Cut& queries, const Cut& 
   next(call);
   const at::Tensor attended = call.stack.back().toTensor();
   call.stack.back() = next.run(call, [&] {
-    const at::Tensor result = axis.recut(attended, query_heads, query_tokens, kName);
+    const at::Tensor result = axis.recut(attended, query_heads, query_tokens, kAttentionName);
     return has_batch ? result : result.squeeze(0);
   });
 }

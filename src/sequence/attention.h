@@ -2,7 +2,6 @@
 #pragma once
 
 #include "trireme/activations/exchanges.h"
-#include "trireme/comm/group.h"
 #include "trireme/intercept.h"
 
 namespace trireme::sequence {
@@ -23,6 +22,6 @@ void run_by_heads(OperatorCall& call, Next next, const Cut& queries, const Cut& 
 ///
 /// Throws    StateError: dropout, a mask other than causality, or causal attention of sequences with other lengths.
 void run_in_ring(OperatorCall& call, Next next, const Cut& queries, const Cut& keys, const at::Tensor& mask,
-                 Group& group);
+                 AxisExchanges& axis);
 
 }  // namespace trireme::sequence

@@ -28,8 +28,14 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct Ring final : torch::CustomClassHolder {
-  Ring(std::shared_ptr<const Ranges> keys, Group& group, bool is_causal, at::Tensor mask, std::optional<double> scale)
-      : keys(std::move(keys)), group(group), is_causal(is_causal), mask(std::move(mask)), scale(scale) {}
+  Ring(std::shared_ptr<const Ranges> keys, AxisExchanges& axis, bool is_causal, at::Tensor mask,
+       std::optional<double> scale)
+      : keys(std::move(keys)),
+        axis(axis.shared_from_this()),
+        group(axis.group()),
+        is_causal(is_causal),
+        mask(std::move(mask)),
+        scale(scale) {}
 
   int next() const { return (group.rank() + 1) % group.size(); }
   int previous() const { return (group.rank() + group.size() - 1) % group.size(); }
@@ -53,16 +59,21 @@ struct Ring final : torch::CustomClassHolder {
   }
 
   const std::shared_ptr<const Ranges> keys;
+  const std::shared_ptr<AxisExchanges> axis;
   Group& group;
   const bool is_causal;
   const at::Tensor mask;  ///< [B or 1, H or 1, Q, all keys or 1], added to scores; undefined: none
   const std::optional<double> scale;
 };
 
+// For counts.
+constexpr const char* kInForward = "aten::scaled_dot_product_attention in forward";
+constexpr const char* kInBackward = "aten::scaled_dot_product_attention in backward";
+
 /// Tensors that go round: sent while this rank still reads them.
 class Round {
  public:
-  Round(const Ring& ring, at::Tensor own) : ring_(ring), here_(std::move(own)) {}
+  Round(const Ring& ring, at::Tensor own, const char* what) : ring_(ring), what_(what), here_(std::move(own)) {}
   ~Round() = default;
   Round(const Round&) = delete;
   Round& operator=(const Round&) = delete;
@@ -71,7 +82,7 @@ class Round {
   void pass_on() {
     coming_ = at::empty_like(here_);
     received_ = ring_.group.recv(coming_, ring_.previous());
-    sent_ = ring_.group.send(here_, ring_.next());
+    sent_ = ring_.axis->counting(ExchangeWay::kRing, what_, [&] { return ring_.group.send(here_, ring_.next()); });
   }
   void receive() {
     received_.wait();
@@ -81,6 +92,7 @@ class Round {
 
  private:
   const Ring& ring_;
+  const char* const what_;
   at::Tensor here_, coming_;
   Pending<void> received_, sent_;
 };
@@ -109,7 +121,7 @@ struct RingFunction : torch::autograd::Function<RingFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& query, const at::Tensor& key,
                             const at::Tensor& value, const c10::intrusive_ptr<Ring>& ring) {
     at::Tensor result, logsumexp_BHQ;
-    Round round(*ring, packed(key, value, *ring->keys));
+    Round round(*ring, packed(key, value, *ring->keys), kInForward);
     for (int step = 0; step < ring->group.size(); ++step) {
       const bool is_last = step + 1 == ring->group.size();
       const int owner = ring->owner(step);
@@ -145,9 +157,9 @@ struct RingFunction : torch::autograd::Function<RingFunction> {
     const at::Tensor &query = saved[0], &key = saved[1], &value = saved[2], &result = saved[3], &logsumexp = saved[4];
     const at::Tensor gradient = gradients[0].contiguous();
     at::Tensor query_gradient = at::zeros_like(query, query.options().dtype(at::toOpMathType(query.scalar_type())));
-    Round round(*ring, packed(key, value, *ring->keys));
+    Round round(*ring, packed(key, value, *ring->keys), kInBackward);
     // The gradient of keys and values goes with them, and one message further: home.
-    Round sums(*ring, at::zeros_like(round.here(), query_gradient.options()));
+    Round sums(*ring, at::zeros_like(round.here(), query_gradient.options()), kInBackward);
     for (int step = 0; step < ring->group.size(); ++step) {
       const bool is_last = step + 1 == ring->group.size();
       const int owner = ring->owner(step);
@@ -212,7 +224,7 @@ at::Tensor in_order(const at::Tensor& tensor) {
 }  // namespace
 
 void run_in_ring(OperatorCall& call, Next next, const Cut& queries, const Cut& keys, const at::Tensor& mask,
-                 Group& group) {
+                 AxisExchanges& axis) {
   const auto arguments = call.arguments();
   const at::Tensor query = in_order(arguments[0].toTensor()), key = arguments[1].toTensor(),
                    value = arguments[2].toTensor();
@@ -225,10 +237,10 @@ void run_in_ring(OperatorCall& call, Next next, const Cut& queries, const Cut& k
   if (is_causal && !queries.has_same_ranges(keys)) refuse("it is causal, and queries and keys are cut differently");
   if (value.size(-1) != key.size(-1)) refuse("keys and values differ in size");
   const auto scale = arguments[6].isDouble() ? std::optional(arguments[6].toDouble()) : std::nullopt;
-  const Interval own = queries.ranges->of_rank(group.rank()).front();
+  const Interval own = queries.ranges->of_rank(axis.group().rank()).front();
   const at::Tensor result = next.run(call, [&] {
     const at::Tensor added = mask.defined() ? added_mask(mask, query, own) : at::Tensor();
-    const auto ring = c10::make_intrusive<Ring>(keys.ranges, group, is_causal, added, scale);
+    const auto ring = c10::make_intrusive<Ring>(keys.ranges, axis, is_causal, added, scale);
     return RingFunction::apply(query, key, value, ring);
   });
   torch::jit::drop(call.stack, call.traits.arguments);

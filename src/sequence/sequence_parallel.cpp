@@ -142,6 +142,9 @@ void SequenceParallel::check_loss(const at::Tensor& loss) {
             "and the ranks' gradients are averaged; pass batches through engine.cut()"));
 }
 
+void SequenceParallel::count_exchanges(bool counts) { pass_->exchanges(axis_).count(counts); }
+std::vector<ExchangeRow> SequenceParallel::exchanges() const { return pass_->exchanges(axis_).counted("sequence"); }
+
 SentTensor SequenceParallel::sent(const at::Tensor& tensor) { return trireme::sent(*pass_, tensor); }
 at::Tensor SequenceParallel::taken(const at::Tensor& tensor, const std::string& cut) {
   has_cut_ = true;

@@ -101,7 +101,7 @@ bool TokenPolicy::run_attention(AxisPass& pass, OperatorCall& call, Next next, P
   const at::Tensor mask = given.isTensor() ? given.toTensor() : at::Tensor();
   if (call.arguments()[kDropout].toDouble() > 0) call.stream = stream_of(placement->at(pass.position()));
   if (attention_ == SequenceAttention::kRing)
-    run_in_ring(call, next, queries, keys, mask, pass.group(axis_));
+    run_in_ring(call, next, queries, keys, mask, pass.exchanges(axis_));
   else
     run_by_heads(call, next, queries, keys, mask, pass.exchanges(axis_));
   call.stack.back() = pass.as_part(call.stack.back().toTensor(), placement);

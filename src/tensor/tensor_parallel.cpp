@@ -9,6 +9,7 @@
 
 #include "tensor/tensor_policy.h"
 #include "trireme/activations/axis_pass.h"
+#include "trireme/activations/sent_parts.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
 
@@ -98,6 +99,19 @@ at::Tensor TensorParallel::gather_like(const at::Tensor& tensor, const at::Tenso
 Group& TensorParallel::group() const { return impl_->group(); }
 
 std::string TensorParallel::exchange_problem() { return impl_->pass->exchanges(impl_->axis).problem(); }
+
+void TensorParallel::count_exchanges(bool counts) { impl_->pass->exchanges(impl_->axis).count(counts); }
+std::vector<ExchangeRow> TensorParallel::exchanges() const {
+  return impl_->pass->exchanges(impl_->axis).counted("tensor");
+}
+
+SentTensor TensorParallel::sent(const at::Tensor& tensor) {
+  return impl_->policy.shards_tokens() ? trireme::sent(*impl_->pass, tensor) : SentTensor{gather(tensor)};
+}
+
+at::Tensor TensorParallel::taken(const at::Tensor& tensor, const std::string& cut) {
+  return trireme::taken(*impl_->pass, tensor, cut);
+}
 
 void TensorParallel::check_loss(const at::Tensor& loss) {
   impl_->pass->forget_entered();

@@ -22,6 +22,7 @@ class TensorPolicy final : public AxisPolicy {
   TensorPolicy(int axis, int ranks) : axis_(axis), ranks_(ranks) {}
 
   void shard_tokens() { shards_tokens_ = true; }
+  bool shards_tokens() const { return shards_tokens_; }
   void overlap_sums() { overlaps_sums_ = true; }
 
   std::shared_ptr<const OwnRow> own_row(AxisPass& pass, const c10::OperatorHandle& op) override {

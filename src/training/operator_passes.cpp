@@ -33,6 +33,19 @@ std::optional<std::vector<int64_t>> OperatorPasses::whole_sizes(const at::Tensor
   return std::nullopt;
 }
 
+void OperatorPasses::count_exchanges(bool counts) const {
+  for (const CuttingPass& pass : cuts)
+    for (const auto& axis : pass.axes) axis->count_exchanges(counts);
+}
+
+std::vector<ExchangeRow> OperatorPasses::exchanges() const {
+  std::vector<ExchangeRow> rows;
+  for (const CuttingPass& pass : cuts)
+    for (const auto& axis : pass.axes)
+      for (ExchangeRow& row : axis->exchanges()) rows.push_back(std::move(row));
+  return by_bytes(std::move(rows));
+}
+
 SentTensor OperatorPasses::sent(const at::Tensor& tensor) const {
   SentTensor result{tensor};
   for (const CuttingPass& pass : cuts) {

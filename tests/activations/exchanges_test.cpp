@@ -260,5 +260,40 @@ TEST(AxisExchanges, OfPartsThatOverlapAddUpWhatTheyShare) {
   });
 }
 
+/// By operator, parameter, direction and way, by the cost line of each collective; between count() and count(false).
+TEST(AxisExchanges, CountWhatTheySend) {
+  run_ranks(2, [](Rank& rank) {
+    const auto axis = std::make_shared<AxisExchanges>(rank.world(), GradientLaw::kWhole, "a test");
+    const Cut halves = cut_of(0, 1, Ranges::even(6, 2));
+    const Cut stripes = cut_of(0, 1, Ranges(6, {{{0, 1}, {2, 3}, {4, 5}}, {{1, 2}, {3, 4}, {5, 6}}}));
+    const auto numbers = [](int64_t size) { return at::ones({size}, at::kDouble).requires_grad_(); };
+    const auto exchange = [&] {
+      axis->set_parameter("w");
+      axis->sum(numbers(6), "f").sum().backward();
+      axis->set_parameter("");
+      axis->gather_and_enter(numbers(3), halves, "g").sum().backward();
+      axis->recut(numbers(3), halves, stripes, "h").sum().backward();
+      axis->recut(numbers(3), halves, halves, "nothing moves").sum().backward();
+    };
+    exchange();
+    EXPECT_TRUE(axis->counted("an axis").empty());
+    axis->count();
+    exchange();
+    exchange();
+    const auto row = [&](const char* what, ExchangeWay way, int64_t bytes) {
+      return ExchangeRow{.axis = "an axis", .what = what, .way = way, .exchanges = 2, .bytes_sent = 2 * bytes};
+    };
+    const std::vector<ExchangeRow> expected{
+        row("f of \"w\" in forward", ExchangeWay::kSum, 6 * 8), row("g in backward", ExchangeWay::kScatter, 3 * 8),
+        row("g in forward", ExchangeWay::kGather, 3 * 8), row("h in backward", ExchangeWay::kRecut, 1 * 8),
+        row("h in forward", ExchangeWay::kRecut, 1 * 8)};
+    EXPECT_EQ(axis->counted("an axis"), expected) << text_of(axis->counted("an axis"));
+    EXPECT_EQ(by_bytes({expected[4], expected[0]}).front(), expected[0]);
+    axis->count(false);
+    exchange();
+    EXPECT_TRUE(axis->counted("an axis").empty());
+  });
+}
+
 }  // namespace
 }  // namespace trireme

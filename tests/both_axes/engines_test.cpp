@@ -356,5 +356,113 @@ TEST(BothAxes, WhatOneRankDoesAloneIsNamedBeforeTheFirstUpdate) {
     }
 }
 
+/// The exchanges of rank 0 in a step of one sample; a Llama of two layers.
+std::vector<ExchangeRow> exchanges_of_step(const Layout& layout) {
+  Json json = settings(layout);
+  json["gradient_accumulation_steps"] = 1;
+  std::vector<ExchangeRow> rows;
+  run_ranks(layout.ranks(), [&](Rank& rank) {
+    const auto net = make_llama();
+    Engine engine(rank.world(), *net, options_of(json, layout.ranks()));
+    const auto step = [&] {
+      SequenceInputs in = engine.cut(sample(0));
+      engine.backward(net->loss(in.input_ids, in.labels, in.position_ids));
+      engine.step();
+    };
+    step();
+    EXPECT_TRUE(engine.passes().exchanges().empty()) << "nothing is counted that nobody asked for";
+    engine.passes().count_exchanges();
+    step();
+    if (rank.id() == 0) rows = engine.passes().exchanges();
+    engine.passes().count_exchanges(false);
+    step();
+    EXPECT_TRUE(engine.passes().exchanges().empty());
+  });
+  return rows;
+}
+
+constexpr int64_t kFloat = 4, kHidden = 16, kLayers = 2;
+constexpr const char* kAttention = "aten::scaled_dot_product_attention";
+
+/// By the cost line of an all-reduce over two ranks, which sends as many bytes as there are: a layer adds up the hidden
+/// states of `tokens` tokens twice in forward, and twice their gradients.
+std::vector<ExchangeRow> sums_of_slices(int64_t tokens) {
+  std::vector<ExchangeRow> rows;
+  const auto add = [&](const std::string& what, int64_t exchanges, int64_t bytes) {
+    rows.push_back({.axis = "tensor", .what = what, .exchanges = exchanges, .bytes_sent = bytes});
+  };
+  const int64_t bytes = tokens * kHidden * kFloat;
+  add("aten::embedding of \"model.embed_tokens.weight\" in forward", 1, bytes);
+  for (int64_t layer = 0; layer < kLayers; ++layer)
+    for (const char* what : {"self_attn.o_proj.weight\" in forward", "mlp.down_proj.weight\" in forward",
+                             "self_attn.q_proj.weight\" in backward", "mlp.gate_proj.weight\" in backward"})
+      add(str("aten::linear of \"model.layers.", layer, ".", what), 1, bytes);
+  add("aten::linear of \"lm_head.weight\" in backward", 1, bytes);
+  add("aten::cross_entropy_loss in forward", 2, 3 * tokens * kFloat);  // the greatest logit, two sums over classes
+  return rows;
+}
+
+/// A sum and a count in float64, and their gradients.
+std::vector<ExchangeRow> sums_of_tokens() {
+  std::vector<ExchangeRow> rows;
+  for (const char* direction : {"forward", "backward"})
+    rows.push_back({.axis = "sequence",
+                    .what = str("aten::cross_entropy_loss in ", direction),
+                    .exchanges = 1,
+                    .bytes_sent = 2 * 8});
+  return rows;
+}
+
+ExchangeRow of_attention(const char* direction, ExchangeWay way, int64_t exchanges_of_layer, int64_t bytes_of_layer) {
+  return {.axis = "sequence",
+          .what = str(kAttention, " in ", direction),
+          .way = way,
+          .exchanges = kLayers * exchanges_of_layer,
+          .bytes_sent = kLayers * bytes_of_layer};
+}
+
+void expect_rows(const std::vector<ExchangeRow>& got, const std::vector<std::vector<ExchangeRow>>& expected) {
+  std::vector<ExchangeRow> all;
+  for (const std::vector<ExchangeRow>& some : expected) all.insert(all.end(), some.begin(), some.end());
+  EXPECT_EQ(got, by_bytes(all)) << text_of(got) << "instead of\n" << text_of(all);
+}
+
+TEST(ExchangesOfAStep, OfSlicesAreFourSumsOfAllTokensALayer) {
+  expect_rows(exchanges_of_step({.tensor = 2}), {sums_of_slices(kLength)});
+}
+
+// Of four heads, two of keys: blocks are as large as those of the rank that has seven of 13 tokens.
+constexpr int64_t kMost = (kLength + 1) / 2, kBytesOfQueries = kMost * kHidden * kFloat;
+
+/// Half of each rank's queries, keys, values and results goes to the other rank.
+TEST(ExchangesOfAStep, OfHeadsAreFourRecutsALayerEachWay) {
+  constexpr int64_t kSent = (2 * kBytesOfQueries + 2 * kBytesOfQueries / 2) / 2;
+  expect_rows(exchanges_of_step({.sequence = 2}), {sums_of_tokens(),
+                                                   {of_attention("forward", ExchangeWay::kRecut, 4, kSent),
+                                                    of_attention("backward", ExchangeWay::kRecut, 4, kSent)}});
+}
+
+/// A rank hands its keys and values on, in backward again; their gradients, which go home, take two messages.
+TEST(ExchangesOfAStep, OfARingAreKeysAndValues) {
+  constexpr int64_t kBoth = 2 * kBytesOfQueries / 2;
+  expect_rows(exchanges_of_step({.sequence = 2, .attention = "ring"}),
+              {sums_of_tokens(),
+               {of_attention("forward", ExchangeWay::kRing, 1, kBoth),
+                of_attention("backward", ExchangeWay::kRing, 3, 3 * kBoth)}});
+}
+
+/// Slices add up a rank's own tokens, six on rank 0. A slice has two heads, and one of keys, which all tokens attend
+/// with: it is gathered, and its gradient scattered.
+TEST(ExchangesOfAStep, OfBothAxesAreEachAxisOfTheOthersPart) {
+  constexpr int64_t kSent = 2 * kBytesOfQueries / 2 / 2, kKeys = 2 * kBytesOfQueries / 2 / 2;
+  expect_rows(
+      exchanges_of_step({.sequence = 2, .tensor = 2}),
+      {sums_of_slices(kLength / 2),
+       sums_of_tokens(),
+       {of_attention("forward", ExchangeWay::kRecut, 2, kSent), of_attention("backward", ExchangeWay::kRecut, 2, kSent),
+        of_attention("forward", ExchangeWay::kGather, 2, kKeys),
+        of_attention("backward", ExchangeWay::kScatter, 2, kKeys)}});
+}
+
 }  // namespace
 }  // namespace trireme::both_axes

@@ -109,6 +109,50 @@ TEST_F(TrainSlices, OnPartsOfSequencesTrainAsWholeModelsDo) {
   }
 }
 
+// Stages draw other weights than a model without, so those of slices are compared with those of whole layers.
+TEST_F(TrainSlices, OnSomeTokensInStagesTrainAsStagesOfWholeLayersDo) {
+  const auto config_of = [&](const std::string& name, const std::string& keys) {
+    return folder_.write(name + ".json", str(R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.003}}, "zero_optimization": {"stage": 1},
+        "pipeline": {"stages": 2})",
+                                             keys, "}"));
+  };
+  const std::string tokens = R"(, "tensor_parallel": {"autotp_size": 2, "sequence_parallel": true})";
+  const auto whole = run_program(run("stages", config_of("stages", ""), "2"));
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  const auto done = run_program(run("tokens", config_of("tokens", tokens), "4"));
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  expect_losses("tokens", numbers_of("stages", "loss"));
+  EXPECT_NEAR(validation_loss(done), validation_loss(whole), 2e-4);
+  // A Gpt's layers read sizes of activations.
+  const std::string gpt =
+      folder_.write("gpt_in_stages.json", R"({"model_type": "gpt2", "vocab_size": 256, "n_positions": 32,
+      "n_embd": 32, "n_layer": 2, "n_head": 4})");
+  const auto refused = run_program(with(run("gpt", config_of("gpt", tokens), "4"), "--model", gpt));
+  EXPECT_EQ(refused.exit_code, 2) << refused.err;
+  EXPECT_NE(refused.err.find("tensor_parallel.sequence_parallel: a stage hands on some tokens of each rank"),
+            std::string::npos)
+      << refused.err;
+}
+
+// Of 32 tokens in each of two samples, four micro-batches; a table of one step alone.
+TEST_F(TrainSlices, TellWhatTheirFirstStepSends) {
+  const auto done = run_program(run("told", config(2, 1), "2", {"--exchanges"}));
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  const int64_t bytes = 4 * 2 * 32 * 32 * 4;  // micro-batches, samples, tokens, hidden size, fp32
+  const std::string line = str("  ", bytes, "          4  sum     tensor    aten::linear of ");
+  for (const char* layer :
+       {"model.layers.0.self_attn.o_proj.weight\" in forward", "model.layers.1.mlp.gate_proj.weight\" in backward"})
+    EXPECT_NE(done.err.find(str(line, "\"", layer)), std::string::npos) << done.err;
+  const size_t table = done.err.find("bytes sent  exchanges");
+  ASSERT_NE(table, std::string::npos) << done.err;
+  EXPECT_EQ(done.err.find("bytes sent  exchanges", table + 1), std::string::npos) << done.err;
+  const auto untold = run_program(run("untold", config(2, 1), "2"));
+  EXPECT_EQ(untold.err.find("bytes sent"), std::string::npos) << untold.err;
+  const auto whole = run_program(run("whole and told", config(1, 1), "2", {"--exchanges"}));
+  EXPECT_NE(whole.err.find("no exchanges along \"sequence\" or \"tensor\""), std::string::npos) << whole.err;
+}
+
 TEST_F(TrainSlices, SampleAsWholeModelsDo) {
   auto words = [&](const std::string& out, int tensor, const std::string& ranks) {
     return with(run(out, config(tensor, 3), ranks, {"--lr", "0", "--prompt", "line"}), "--steps", "1");

@@ -355,7 +355,7 @@ TEST(Exclusions, ThatOptionsTellAreRefusedByThePlan) {
          options.states_over_replicas = true;
          options.pager.disk.folder = "/disk";
        }},
-      {{Feature::kPipeline, Feature::kShardedTokens},
+      {{Feature::kAnySizes, Feature::kShardedTokens},
        [](ParallelOptions& options) {
          options.degrees = {.data = 1, .pipe = 2, .tensor = 2};
          options.shards_tokens = true;

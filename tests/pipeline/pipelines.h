@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/support/run_ranks.h"
+#include "trireme/access/parameter_access.h"
 #include "trireme/engine/model_engine.h"
 #include "trireme/pipeline/pipeline_engine.h"
 
@@ -46,6 +47,8 @@ struct Recipe {
   int steps = 10;
   int recomputed_layers = 0;
   bool sharded_init = false;
+  bool takes_sizes_from_inputs = false;
+  bool keeps_gradients = false;  ///< of every step: AdamW's first moment is the gradient then
   std::function<void(Config&)> configure = {};
   std::function<std::vector<LayerSpec>(std::vector<LayerSpec>)> change_layers = {};
   std::function<void(PipelineModuleOptions&)> change_options = {};
@@ -59,6 +62,7 @@ inline int chunks_of(const std::string& schedule) {
 inline Config config_of(const Recipe& recipe, int world) {
   Config config = default_config(world, {.pipe = world / recipe.data / recipe.tensor, .tensor = recipe.tensor});
   config.optimizer = {.kind = OptimizerKind::kAdamW, .lr = 0.02, .weight_decay = 0.01};
+  if (recipe.keeps_gradients) config.optimizer->beta1 = 0;
   config.batch = {.train_batch_size = 2 * recipe.micro_batches * recipe.data,
                   .train_micro_batch_size_per_gpu = 2,
                   .gradient_accumulation_steps = recipe.micro_batches};
@@ -107,6 +111,7 @@ inline at::Tensor tokens_of(int rank, int64_t number) {
 struct Outcome {
   std::vector<float> losses;
   std::map<std::string, at::Tensor> weights;
+  std::map<std::string, at::Tensor> gradients;  ///< clipped, by parameter and step; where they are kept
   PipelineCounters counters;
   int cut_parameters = 0;  ///< of which a rank has a slice
 };
@@ -126,6 +131,13 @@ inline std::map<std::string, at::Tensor> weights_after(PipelineEngine& engine) {
   for (const auto& item : engine.module().named_parameters())
     if (const auto found = weights.find(item.key()); found != weights.end()) found->second = item.value().detach();
   return weights;
+}
+
+/// Adds this rank's parameters' gradients of a step, whole. Collective over the ranks of its stage.
+inline void keep_gradients(const torch::nn::Module& module, int step, std::map<std::string, at::Tensor>& gradients) {
+  for (const auto& item : module.named_parameters())
+    if (find_managed(item.value()))  // or it is a copy of another stage's
+      gradients[str(item.key(), ", step ", step)] = safe_get_full_optimizer_state(item.value(), "exp_avg")->clone();
 }
 
 /// The same layers as one module.
@@ -168,6 +180,9 @@ inline Outcome train_whole(const Recipe& recipe) {
       sum = sum / recipe.micro_batches;
       rank.world().all_reduce(sum).wait();
       if (rank.id() == 0) outcome.losses.push_back((sum / recipe.data).item<float>());
+      std::map<std::string, at::Tensor> gradients;
+      if (recipe.keeps_gradients) keep_gradients(module, step, gradients);
+      if (rank.id() == 0) outcome.gradients.merge(gradients);
     }
     auto weights = weights_of(engine);
     if (rank.id() == 0) outcome.weights = std::move(weights);
@@ -203,11 +218,17 @@ inline Outcome train_in_stages(const Recipe& recipe) {
   std::mutex mutex;
   run_ranks(recipe.data * recipe.stages * recipe.tensor, [&](Rank& rank) {
     PipelineModule module = pipeline_of(recipe);
-    auto engine = trireme::initialize(rank.world(), module, {.config = config_of(recipe, rank.size())});
+    auto engine = trireme::initialize(
+        rank.world(), module,
+        {.config = config_of(recipe, rank.size()), .takes_sizes_from_inputs = recipe.takes_sizes_from_inputs});
     const int data_rank = engine.group().rank();
     const MicroBatches batches = recipe.batches ? recipe.batches(data_rank) : batches_of(data_rank);
     std::vector<float> losses;
-    for (int step = 0; step < recipe.steps; ++step) losses.push_back(engine.train_batch(batches).item<float>());
+    std::map<std::string, at::Tensor> gradients;
+    for (int step = 0; step < recipe.steps; ++step) {
+      losses.push_back(engine.train_batch(batches).item<float>());
+      if (recipe.keeps_gradients) keep_gradients(engine.module(), step, gradients);
+    }
     const PipelineCounters counters = engine.runner().counters();
     const bool is_first = engine.group().rank() == 0;
     const auto cut = std::ranges::count_if(engine.pager().parameters(),
@@ -218,6 +239,7 @@ inline Outcome train_in_stages(const Recipe& recipe) {
     if (rank.id() == 0) outcome.counters = counters;
     if (is_first) outcome.cut_parameters += static_cast<int>(cut);
     if (is_first) outcome.weights.merge(weights);
+    if (is_first) outcome.gradients.merge(gradients);
   });
   return outcome;
 }

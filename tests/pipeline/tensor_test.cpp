@@ -14,6 +14,7 @@
 #include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
 #include "trireme/access/parameter_access.h"
+#include "trireme/activations/part_tensor.h"
 #include "trireme/formats/safetensors.h"
 
 namespace trireme {
@@ -24,13 +25,16 @@ using pipeline_testing::Recipe;
 using pipeline_testing::train_in_stages;
 using pipeline_testing::train_whole;
 
+/// Of a gradient's norm.
+constexpr double kOfGradients = 1e-6;
+
 /// Losses and weights relative to their own and to their norm: of AdamW 7.9e-8 and 1.1e-7 are reached, of SGD 1.1e-7
 /// and 6.3e-8, so that Adam's division makes nothing greater here.
-void expect_parity(const Recipe& recipe, double tolerance = 2.5e-7) {
+void expect_parity(const Recipe& recipe, double tolerance = 2.5e-7, int cut_parameters = 12) {
   const Outcome expected = train_whole(recipe), got = train_in_stages(recipe);
   // Each rank has slices of all but the biases of layers that are cut by inputs.
   if (recipe.tensor > 1) {
-    EXPECT_EQ(got.cut_parameters, recipe.tensor * (recipe.tied ? 10 : 12));
+    EXPECT_EQ(got.cut_parameters, recipe.tensor * (recipe.tied ? 10 : cut_parameters));
   }
   ASSERT_EQ(got.losses.size(), expected.losses.size());
   for (size_t i = 0; i < got.losses.size(); ++i)
@@ -41,6 +45,10 @@ void expect_parity(const Recipe& recipe, double tolerance = 2.5e-7) {
     ASSERT_EQ(got.weights.at(name).sizes(), weight.sizes()) << name;
     EXPECT_LE((got.weights.at(name) - weight).norm().item<double>(), tolerance * weight.norm().item<double>()) << name;
   }
+  ASSERT_EQ(got.gradients.size(), expected.gradients.size());
+  for (const auto& [name, gradient] : expected.gradients)
+    EXPECT_LE((got.gradients.at(name) - gradient).norm().item<double>(), kOfGradients * gradient.norm().item<double>())
+        << name;
 }
 
 /// Layers are cut by outputs and by inputs in turn, so that a stage may end with an output that is a slice.
@@ -62,6 +70,87 @@ TEST(StagesOfSlices, TrainAsOneProcess) {
     SCOPED_TRACE(str("ZeRO ", zero));
     expect_parity(cut_stages(1, zero));
   }
+}
+
+/// A layer that is cut by inputs ends a stage, so that some tokens of each rank leave it: of three tokens one rank has
+/// two.
+Recipe stages_of_sharded_tokens(int zero, const std::string& schedule = "1f1b") {
+  Recipe recipe = cut_stages(1, zero, schedule);
+  recipe.takes_sizes_from_inputs = recipe.keeps_gradients = true;
+  recipe.configure = [zero](Config& config) {
+    using enum TensorLayerSpec::Type;
+    config.pager.stage = zero;
+    config.tensor.partition_config = PartitionConfig{
+        .layer_specs = {{.patterns = {"[0246]\\..*"}, .type = kColumn}, {.patterns = {"[1357]\\..*"}, .type = kRow}}};
+    config.tensor.sequence_parallel = config.degrees.tensor > 1;
+  };
+  return recipe;
+}
+
+void expect_parity_of_sharded_tokens(const Recipe& recipe) { expect_parity(recipe, 2.5e-7, /*cut_parameters=*/11); }
+
+TEST(StagesOfSlices, HandOnSomeTokensOfEachRank) {
+  for (const int zero : {0, 1, 3}) {
+    SCOPED_TRACE(str("ZeRO ", zero));
+    expect_parity_of_sharded_tokens(stages_of_sharded_tokens(zero));
+  }
+  for (const char* schedule : {"gpipe", "interleaved", "zb-h1", "zb-v"}) {
+    SCOPED_TRACE(schedule);
+    expect_parity_of_sharded_tokens(stages_of_sharded_tokens(1, schedule));
+  }
+}
+
+TEST(StagesOfSlices, RecomputeLayersOfSomeTokens) {
+  for (const int zero : {0, 1}) {
+    SCOPED_TRACE(str("ZeRO ", zero));
+    Recipe recipe = stages_of_sharded_tokens(zero);
+    recipe.recomputed_layers = 2;
+    expect_parity_of_sharded_tokens(recipe);
+  }
+}
+
+TEST(StagesOfSlices, OfSomeTokensBesideDataParallelRanks) {
+  Recipe recipe = stages_of_sharded_tokens(1);
+  recipe.data = 2;
+  expect_parity_of_sharded_tokens(recipe);
+}
+
+/// What comes to the second stage is each rank's own tokens.
+TEST(StagesOfSlices, DoNotGatherTokensBetweenThem) {
+  std::map<int64_t, int> times;  // by the tokens that a rank has
+  std::mutex mutex;
+  Recipe recipe = stages_of_sharded_tokens(0);
+  recipe.steps = 1;
+  recipe.change_layers = [&](std::vector<LayerSpec> layers) {
+    layers.at(4).forward = [&, forward = layers.at(4).forward](torch::nn::Module* module, const c10::IValue& value) {
+      {
+        const std::lock_guard lock(mutex);
+        const at::Tensor x = value.toTensor();
+        PartTensor* const part = PartTensor::of(x);
+        ++times[(part != nullptr ? part->local() : x).size(1)];
+        EXPECT_EQ(x.size(1), pipeline_testing::kLength) << "and a layer sees all";
+      }
+      return forward(module, value);
+    };
+    return layers;
+  };
+  train_in_stages(recipe);
+  EXPECT_EQ(times, (std::map<int64_t, int>{{1, recipe.micro_batches}, {2, recipe.micro_batches}}));
+}
+
+/// On every rank, before it trains.
+TEST(StagesOfSlices, OfSomeTokensAreRefusedForLayersThatReadSizes) {
+  std::atomic<int> refused = 0;
+  run_ranks(4, [&](Rank& rank) {
+    const Recipe recipe = stages_of_sharded_tokens(0);
+    PipelineModule module = pipeline_testing::pipeline_of(recipe);
+    EXPECT_SAYS(testing::error_of([&] {
+                  trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, 4)});
+                }),
+                "InitializeOptions::takes_sizes_from_inputs");
+    ++refused;
+  });
+  EXPECT_EQ(refused, 4);
 }
 
 TEST(StagesOfSlices, OfTiedLayers) {

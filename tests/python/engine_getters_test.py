@@ -20,7 +20,7 @@ def told(owner, name):
     found = re.match(r"\w*\(\w+: trireme\._core\.\w+\) -> (.+)", doc)
     if found is None or found[1] in ("None", *(f"trireme._core.{made}" for made in vars(core))):
         return None
-    return re.sub(r"Optional\[(.*)\]", r"\1 | None", found[1]).replace("List[", "list[")
+    return re.sub(r"Optional\[(.*)\]", r"\1 | None", found[1]).replace("List[", "list[").replace("Tuple[", "tuple[")
 
 
 def forwards(package):

@@ -183,6 +183,18 @@ class Axes(Case):
     def test_stages_of_slices_at_every_zero_stage(self):
         self.run_program(4, "for stage in range(4):\n    compare(stage=stage).destroy()\n")
 
+    def test_stages_hand_on_some_tokens_of_each_slice(self):
+        self.run_program(4, """
+tokens = {"tensor_parallel": {"autotp_size": 2, "sequence_parallel": True}}
+for stage, more in ((0, {}), (1, {}), (1, {"pipeline": {"activation_checkpoint_interval": 1}})):
+    engine = compare(stage=stage, **tokens, **more)
+    engine.count_exchanges()
+    engine.train_batch(map(batch, range(4)))
+    ways = {row.way for row in engine.exchanges()}
+    assert {"scatter", "gather"} <= ways, engine.exchange_table()
+    engine.destroy()
+""")
+
     def test_tied_layers_and_other_schedules(self):
         self.run_program(4, """
 for schedule, chunks in (("1f1b", 1), ("zb-h1", 1), ("interleaved", 2), ("zb-v", 2), ("dualpipe-v", 2)):

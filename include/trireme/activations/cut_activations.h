@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "trireme/activations/exchange_table.h"
+
 namespace trireme {
 
 /// A tensor as it goes from one stage of a pipeline to the next.
@@ -39,6 +41,10 @@ class CutActivations {
   virtual at::Tensor whole(const at::Tensor& tensor) { return tensor; }
   /// The first exchange so far whose result is wrong for the ranks' parts, with its operator; "": none is known.
   virtual std::string exchange_problem() { return {}; }
+  /// From now on exchanges are counted by operator, or no longer; those so far are forgotten.
+  virtual void count_exchanges([[maybe_unused]] bool counts) {}
+  /// Those that are counted, of this rank.
+  virtual std::vector<ExchangeRow> exchanges() const { return {}; }
 };
 
 }  // namespace trireme

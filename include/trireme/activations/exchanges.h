@@ -9,11 +9,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "trireme/activations/exchange_table.h"
 #include "trireme/activations/placement.h"
 #include "trireme/comm/group.h"
 
@@ -80,6 +83,26 @@ class AxisExchanges : public std::enable_shared_from_this<AxisExchanges> {
   void see(const at::Tensor& whole, const std::string& what) {
     if (is_recording_ && whole.is_floating_point()) record(what, Kind::kAlike, whole, whole);
   }
+  /// From now on exchanges are counted by operator, or no longer; those so far are forgotten.
+  void count(bool counts = true) { counts_ = counts ? std::make_unique<Counts>() : nullptr; }
+  bool is_counting() const { return counts_ != nullptr; }
+  /// `axis`: its name, for the rows.
+  std::vector<ExchangeRow> counted(const std::string& axis) const;
+  /// The parameter that the operator at hand computes with, for counts; "": none is known. Returns the one before.
+  std::string set_parameter(std::string name) {
+    return counts_ != nullptr ? std::exchange(counts_->parameter, std::move(name)) : std::string();
+  }
+  /// `what` with the parameter, while exchanges are counted.
+  std::string named(const std::string& what) const;
+  /// Calls `exchange`, which sends over the group for `what`.
+  template <class Exchange>
+  auto counting(ExchangeWay way, std::string_view what, const Exchange& exchange) {
+    if (counts_ == nullptr) return exchange();
+    const CommCounters before = group_.counters();
+    auto result = exchange();
+    add_count(way, what, before);
+    return result;
+  }
   /// No record is kept: nothing proves these exchanges.
   void forget_record() { is_recording_ = false; }
   /// The first exchange of the record whose result is not that of all ranks' parts, "" without one; ends the record.
@@ -98,8 +121,13 @@ class AxisExchanges : public std::enable_shared_from_this<AxisExchanges> {
     Kind kind;
     at::ScalarType dtype;  ///< of the result
   };
+  struct Counts {
+    std::string parameter;
+    std::map<std::pair<std::string, ExchangeWay>, CommCounters> of;  ///< by operator and way
+  };
   void record(const std::string& what, Kind kind, const at::Tensor& part, const at::Tensor& result,
               const Cut& cut = {});
+  void add_count(ExchangeWay way, std::string_view what, const CommCounters& before);
   void record_moved(const std::string& what, const at::Tensor& part, const at::Tensor& result, const Cut& from,
                     const Cut& to, bool adds);
 
@@ -107,6 +135,7 @@ class AxisExchanges : public std::enable_shared_from_this<AxisExchanges> {
   const GradientLaw law_;
   const std::string setting_;
   bool is_recording_ = true;
+  std::unique_ptr<Counts> counts_;  // null: nobody asked
   std::vector<Entry> entries_;
 };
 

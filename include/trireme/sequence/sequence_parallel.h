@@ -94,6 +94,8 @@ class [[nodiscard]] SequenceParallel final : public CutActivations {
   at::Tensor taken(const at::Tensor& tensor, const std::string& cut) override;
   /// Cost      an all-gather of the tokens, as many from each rank as the longest part has.
   at::Tensor whole(const at::Tensor& tensor) override;
+  void count_exchanges(bool counts) override;
+  std::vector<ExchangeRow> exchanges() const override;
 
  private:
   const std::shared_ptr<AxisPass> pass_;

@@ -79,7 +79,9 @@ class [[nodiscard]] TensorParallel final : public CutActivations {
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) override;
   /// The whole of `tensor`, which may be a slice; differentiable. Collective where it is one.
   at::Tensor gather(const at::Tensor& tensor);
-  SentTensor sent(const at::Tensor& tensor) override { return {gather(tensor)}; }
+  /// Whole; where tokens are sharded, this rank's part.
+  SentTensor sent(const at::Tensor& tensor) override;
+  at::Tensor taken(const at::Tensor& tensor, const std::string& cut) override;
   at::Tensor whole(const at::Tensor& tensor) override { return gather(tensor); }
   /// The whole of `tensor`, which is cut as `slice` is, such as its gradient. Collective.
   ///
@@ -89,6 +91,8 @@ class [[nodiscard]] TensorParallel final : public CutActivations {
   Group& group() const;
   /// Ends the recording of exchanges. Collective.
   std::string exchange_problem() override;
+  void count_exchanges(bool counts) override;
+  std::vector<ExchangeRow> exchanges() const override;
   /// To call before the backward pass of `loss`, one number, which is compared over the group (on a device only the
   /// first time). Collective then.
   ///

@@ -39,6 +39,9 @@ struct OperatorPasses {
   SentTensor sent(const at::Tensor& tensor) const;
   at::Tensor taken(const at::Tensor& tensor, const std::string& cut) const;
   at::Tensor whole(const at::Tensor& tensor) const;
+  /// As CutActivations has them, of all axes.
+  void count_exchanges(bool counts = true) const;
+  std::vector<ExchangeRow> exchanges() const;
   /// The axis of class Axis; null: nothing is cut along it.
   template <class Axis>
   Axis* find() const {

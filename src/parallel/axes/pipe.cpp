@@ -30,10 +30,12 @@ const AxisPart& pipe_axis() {
            .text = "axes \"pipe\" of {} and \"sequence\" of {} ranks: stages of a step function do not take parts of "
                    "sequences yet; make one of the two 1, or train a PipelineModule",
            .option = kOwnership},
-          {kShardedTokens,
-           "tensor_parallel.sequence_parallel: a pipeline does not send tokens that slices share yet; remove the key, "
-           "or "
-           "make stages 1"},
+          {.other = kShardedTokens,
+           .text =
+               "tensor_parallel.sequence_parallel: a stage hands on some tokens of each rank, of which a layer that "
+               "reads sizes of its inputs sees its own alone; set InitializeOptions::takes_sizes_from_inputs where "
+               "layers read none but those, remove the key, or make stages 1",
+           .option = kAnySizes},
           {.other = kTensor,
            .text = "axes \"pipe\" of {} and \"tensor\" of {} ranks: stages of a step function do not own slices of "
                    "layers yet; make one of the two 1, or train a PipelineModule",
