@@ -46,6 +46,9 @@ void install() {
 
 using HookStack = decltype(at::impl::SavedTensorDefaultHooksTLS::stack);
 
+/// Of libtorch's.
+size_t hook_count() { return at::SavedTensorDefaultHooks::get_tls_state().stack.size(); }
+
 std::vector<HookStack::value_type> top_first(HookStack stack) {
   std::vector<HookStack::value_type> hooks;
   for (; !stack.empty(); stack.pop()) hooks.push_back(stack.top());
@@ -67,7 +70,8 @@ HookStack common_hooks(const HookStack& one, const HookStack& other) {
 
 }  // namespace
 
-SaveScope::SaveScope(SavePolicy& policy) : policy_(policy), outer_(innermost), serial_(++serials) {
+SaveScope::SaveScope(SavePolicy& policy)
+    : policy_(policy), outer_(innermost), serial_(++serials), hooks_around_(hook_count()) {
   install();
   innermost = this;
 }
@@ -79,8 +83,10 @@ SaveScope::~SaveScope() {
 }
 
 std::unique_ptr<torch::autograd::SavedVariableHooks> SaveScope::hooks() {
+  const size_t hooks_now = hook_count();
   for (const SaveScope* scope = innermost; scope != nullptr; scope = scope->outer_) {
     if (scope->serial_ > last_asked) continue;
+    if (hooks_now > scope->hooks_around_) return nullptr;
     if (auto hooks = scope->policy_.hooks()) return hooks;
   }
   return nullptr;
@@ -89,7 +95,7 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> SaveScope::hooks() {
 bool SaveScope::reaches(const SavePolicy& policy) noexcept {
   const SaveScope* scope = innermost;
   while (scope != nullptr && &scope->policy_ != &policy && scope->policy_.may_decline()) scope = scope->outer_;
-  return scope != nullptr && &scope->policy_ == &policy;
+  return scope != nullptr && &scope->policy_ == &policy && hook_count() <= scope->hooks_around_;
 }
 
 SaveMoment::SaveMoment() : hooks_(at::SavedTensorDefaultHooks::get_tls_state()), last_(serials) {}

@@ -18,7 +18,8 @@ class SavePolicy {
   virtual bool may_decline() const { return false; }
 };
 
-/// `policy` decides on this thread while scopes inside of this one decline. Construct and destroy on the same thread,
+/// `policy` decides on this thread while scopes inside of this one decline, and libtorch has no hooks that came later,
+/// such as those of torch.utils.checkpoint: what is innermost decides. Construct and destroy on the same thread,
 /// in any order: the scopes of two engines do not nest.
 class [[nodiscard]] SaveScope {
  public:
@@ -27,7 +28,7 @@ class [[nodiscard]] SaveScope {
   SaveScope(const SaveScope&) = delete;
   SaveScope& operator=(const SaveScope&) = delete;
 
-  /// Those of the innermost policy of this thread that does not decline; null: there is none.
+  /// Those of the innermost policy of this thread that does not decline; null: there is none, or libtorch's are later.
   static std::unique_ptr<torch::autograd::SavedVariableHooks> hooks();
   /// Whether `policy` is asked on this thread: all scopes inside of its own may decline.
   static bool reaches(const SavePolicy& policy) noexcept;
@@ -37,6 +38,7 @@ class [[nodiscard]] SaveScope {
   SavePolicy& policy_;
   SaveScope* outer_;
   const uint64_t serial_;
+  const size_t hooks_around_;  ///< libtorch's, that were there before
 };
 
 /// The hooks on saved tensors of a moment: libtorch's, which Python sets, and the scopes above.
