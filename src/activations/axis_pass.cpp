@@ -390,7 +390,7 @@ void AxisPass::run_found(OperatorCall& call, Next next, PlacedArguments found) {
   if (rule != nullptr || (call.traits.composite && !call.traits.random)) return run_whole(call, next, found);
   const int axis = found[0].known->placement->at(position_).front().axis;
   refuse(call, found[0].tensor, str("is not known to ", axes_[axis].policy->name(), ", and has an argument"),
-         axes_[axis].policy->fix_for_unknown());
+         axes_[axis].policy->fix_for_unknown(call.op));
 }
 
 void AxisPass::run_over_others(int axis, OperatorCall& call, Next next, PlacedArguments found) {
@@ -415,7 +415,7 @@ void AxisPass::run_whole(OperatorCall& call, Next next, const PlacedArguments& f
       refuse(call, one.tensor,
              str("needs whole tensors, and ", axes_[cut.axis].policy->name(), " cuts dim ", cut.dim, " of ",
                  at::IntArrayRef(whole_sizes_of(one))),
-             axes_[cut.axis].policy->fix_for_unknown(), cut.axis);
+             axes_[cut.axis].policy->fix_for_unknown(call.op), cut.axis);
     }
   run_gathered(call, next, found);
 }

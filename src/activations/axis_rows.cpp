@@ -349,12 +349,11 @@ void RowRun::decide_on(Decided& made, bool asks_gradient) {
   const bool needs_counts = asks_gradient && std::ranges::any_of(decision.joins, [](const Decision::Join& join) {
                               return shares_gradient(join.kind);
                             });
-  made.counts_extremes = needs_counts && std::ranges::any_of(decision.joins, [this](const Decision::Join& join) {
-                           return pass_.undivided_[join.axis] == Undivided::kMove;
+  made.counts_extremes = needs_counts && std::ranges::any_of(decision.divided, [this](int axis) {
+                           return pass_.undivided_[axis] == Undivided::kMove;
                          });
   if ((decision.divided.empty() && reads_parts) || (needs_counts && !made.counts_extremes))
     made.way = Decided::Way::kGathered;
-  if (needs_counts && !made.counts_extremes) made.way = Decided::Way::kWhole;  // an axis beside it may move
   if (decision.refusal) made.way = Decided::Way::kRefused;
   for (size_t i = 0; i < operands_.size() && made.way == Decided::Way::kByRow; ++i) {
     const bool writes_statistics = trireme::writes_statistics(*made.of_wholes, i);

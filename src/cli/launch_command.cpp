@@ -76,15 +76,22 @@ void declare(CLI::App& app, LaunchFlags& flags) {
                "PROGRAM is a Python module: python3 -u -m PROGRAM (TRIREME_PYTHON names another Python)")
       ->excludes(no_python)
       ->group("Program");
+  const auto add_names_of = [&](const char* flag, const char* name, const char* help) {
+    return app
+        .add_flag_callback(
+            flag, [&request, name] { request.names_of = name; }, help)
+        ->excludes(no_python)
+        ->group("Program");
+  };
   auto* as_deepspeed =
-      app.add_flag("--as-deepspeed", request.as_deepspeed,
-                   "PROGRAM is Python, and `import deepspeed` in it means trireme (Hugging Face's packages too)")
-          ->excludes(no_python)
-          ->group("Program");
-  app.add_flag("--as-fsdp", request.as_fsdp,
-               "PROGRAM is Python, and `fully_shard` of torch.distributed.fsdp in it means trireme's")
-      ->excludes(no_python, as_deepspeed)
-      ->group("Program");
+      add_names_of("--as-deepspeed", "deepspeed",
+                   "PROGRAM is Python, and `import deepspeed` in it means trireme (Hugging Face's packages too)");
+  auto* as_fsdp = add_names_of("--as-fsdp", "fsdp",
+                               "PROGRAM is Python, and `fully_shard` of torch.distributed.fsdp in it means trireme's");
+  add_names_of("--as-smp", "smp",
+               "PROGRAM is Python, and `import smdistributed.modelparallel.torch` in it means trireme.smp")
+      ->excludes(as_deepspeed, as_fsdp);
+  as_fsdp->excludes(as_deepspeed);
   app.add_flag("--no_local_rank", flags.no_local_rank,
                "accepted; --local_rank is never added to the arguments, read LOCAL_RANK")
       ->group("Program");
@@ -149,7 +156,7 @@ int devices_of_this_machine() {
 
 int run_deepspeed(const LaunchFlags& flags, const Invocation& invocation) {
   auto request = request_of(flags, invocation);
-  request.as_deepspeed = !flags.no_python;
+  if (!flags.no_python) request.names_of = "deepspeed";
   request.passes_local_rank = !flags.no_local_rank;
   const bool says_ranks =
       request.ranks_per_node || !flags.hostfile.empty() || !request.include.empty() || !request.exclude.empty();

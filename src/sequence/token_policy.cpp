@@ -34,9 +34,10 @@ bool is_in_order(const Cut& cut) {
 
 }  // namespace
 
-std::string TokenPolicy::fix_for_unknown() const {
-  return "attention goes over the ranks as scaled_dot_product_attention (attn_implementation=\"sdpa\"); "
-         "docs/sequence.md lists the rest";
+std::string TokenPolicy::fix_for_unknown(const c10::OperatorHandle& op) const {
+  if (op.schema().name().find("att") != std::string::npos)
+    return "attention goes over the ranks as scaled_dot_product_attention (attn_implementation=\"sdpa\")";
+  return "write it by operators of docs/operators.md: torch.where() in place of writes at places";
 }
 
 const Cut* TokenPolicy::cut_of(const AxisPass& pass, const PlacedArguments& found, size_t index) const {
@@ -82,6 +83,14 @@ bool TokenPolicy::run_attention(AxisPass& pass, OperatorCall& call, Next next, P
   const at::Tensor query = tensor_of(kQuery), key = tensor_of(kKey), value = tensor_of(kValue);
   const int64_t heads_at = dims - 3;
   const bool is_grouped = call.arguments()[kEnableGqa].toBool();
+  // Over other axes each rank attends with heads of its own.
+  for (const size_t index : {kQuery, kKey, kValue})
+    for (const Cut& cut : find_in(found, index)->known->placement->at(pass.position()))
+      if (cut.axis != axis_ && cut.dim > heads_at)
+        pass.refuse(
+            call, query, "attends by features of which each rank has some",
+            "give each rank whole heads of keys: a number of heads that the ranks divide, or key weights that stay "
+            "whole");
   if (key.dim() != dims || value.dim() != dims || key.size(heads_at) != value.size(heads_at) ||
       key.size(-1) != query.size(-1) ||
       (dims == 4 && (key.size(0) != query.size(0) || value.size(0) != query.size(0))) ||
@@ -89,11 +98,6 @@ bool TokenPolicy::run_attention(AxisPass& pass, OperatorCall& call, Next next, P
        (!is_grouped || query.size(heads_at) % key.size(heads_at) != 0)))
     pass.refuse(call, query, str("broadcasts keys ", key.sizes(), " and values ", value.sizes(), " over queries"),
                 "expand() them to one batch and as many heads; enable_gqa=True repeats heads of keys");
-  // Over other axes each rank attends with heads of its own.
-  for (const size_t index : {kQuery, kKey, kValue})
-    for (const Cut& cut : find_in(found, index)->known->placement->at(pass.position()))
-      if (cut.axis != axis_ && cut.dim > heads_at)
-        pass.refuse(call, query, "attends over tokens and features that are cut", "let heads be a dim of their own");
   const Cut queries = *cut_of(pass, found, kQuery), keys = *cut_of(pass, found, kKey);
   if (!is_in_order(queries) || !is_in_order(keys) || !keys.has_same_ranges(*cut_of(pass, found, kValue))) return false;
   const auto placement = find_in(found, kQuery)->known->placement;

@@ -21,7 +21,7 @@ class TokenPolicy final : public AxisPolicy {
   bool writes_within() const override { return true; }
   bool sums_in_double() const override { return true; }
   std::string name() const override { return "sequence parallelism"; }
-  std::string fix_for_unknown() const override;
+  std::string fix_for_unknown(const c10::OperatorHandle&) const override;
 
  private:
   bool run_attention(AxisPass& pass, OperatorCall& call, Next next, PlacedArguments& found);

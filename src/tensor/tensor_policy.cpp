@@ -34,7 +34,7 @@ int64_t piece_rows_of(const at::Tensor& left, const at::Tensor& right, bool is_w
 
 }  // namespace
 
-std::string TensorPolicy::fix_for_unknown() const {
+std::string TensorPolicy::fix_for_unknown(const c10::OperatorHandle&) const {
   return "gather it first (engine.gather(tensor)), say by register_partition_rule() what its slices are, or leave the "
          "parameter whole that it is computed from (partition_config, \"partition_type\": \"skip\")";
 }

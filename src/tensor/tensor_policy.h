@@ -34,7 +34,7 @@ class TensorPolicy final : public AxisPolicy {
   std::optional<Cut> scattered(const AxisPass& pass, const OperatorCall& call, const at::Tensor& part) override;
   bool may_read_parts() const override { return true; }
   std::string name() const override { return "tensor parallelism"; }
-  std::string fix_for_unknown() const override;
+  std::string fix_for_unknown(const c10::OperatorHandle&) const override;
 
  private:
   at::Tensor heads_by_query(AxisPass& pass, const OperatorCall& call, const at::Tensor& keys,

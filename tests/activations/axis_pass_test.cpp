@@ -46,7 +46,7 @@ class NoPolicy final : public AxisPolicy {
   explicit NoPolicy(Undivided undivided) : undivided_(undivided) {}
   Undivided undivided() const override { return undivided_; }
   std::string name() const override { return "a test"; }
-  std::string fix_for_unknown() const override { return "nothing"; }
+  std::string fix_for_unknown(const c10::OperatorHandle&) const override { return "nothing"; }
 
  private:
   const Undivided undivided_;

@@ -68,10 +68,10 @@ TEST(LaunchPlan, TakesMasterAddressAndPortFromTheFlags) {
 TEST(LaunchPlan, PassesTheLocalRankAsTheFirstArgumentWhereDeepspeedWould) {
   using Words = std::vector<std::string>;
   const auto script = plan_launch(
-      {.ranks_per_node = 2, .as_deepspeed = true, .passes_local_rank = true, .program = {"train.py", "-x"}}, kMachine);
+      {.ranks_per_node = 2, .names_of = "deepspeed", .passes_local_rank = true, .program = {"train.py", "-x"}}, kMachine);
   EXPECT_EQ(script[1].argv, (Words{"python3", "-u", "-m", "trireme.as_deepspeed", "train.py", "--local_rank=1", "-x"}));
   const auto module = plan_launch(
-      {.kind = ProgramKind::kModule, .as_deepspeed = true, .passes_local_rank = true, .program = {"pkg.train", "-x"}},
+      {.kind = ProgramKind::kModule, .names_of = "deepspeed", .passes_local_rank = true, .program = {"pkg.train", "-x"}},
       kMachine);
   EXPECT_EQ(module[0].argv,
             (Words{"python3", "-u", "-m", "trireme.as_deepspeed", "-m", "pkg.train", "--local_rank=0", "-x"}));
@@ -95,7 +95,7 @@ TEST(LaunchPlan, LetsAProgramsDeepspeedMeanTriremeWithThePythonThatItNames) {
   const auto argv = [](ProgramKind kind, const Words& program) {
     LaunchMachine machine = kMachine;
     machine.python = "/opt/python";
-    return plan_launch({.kind = kind, .as_deepspeed = true, .program = program}, machine)[0].argv;
+    return plan_launch({.kind = kind, .names_of = "deepspeed", .program = program}, machine)[0].argv;
   };
   EXPECT_EQ(argv(ProgramKind::kDetect, {"train.py", "-x"}),
             (Words{"/opt/python", "-u", "-m", "trireme.as_deepspeed", "train.py", "-x"}));
@@ -107,7 +107,7 @@ TEST(LaunchPlan, LetsAProgramsDeepspeedMeanTriremeWithThePythonThatItNames) {
             (Words{"python", "-m", "trireme.as_deepspeed", "-m", "pkg.train"}));
   EXPECT_EQ(argv(ProgramKind::kDetect, {"python", "-X", "dev", "-W", "ignore", "train.py"}),
             (Words{"python", "-X", "dev", "-W", "ignore", "-m", "trireme.as_deepspeed", "train.py"}));
-  const auto fsdp = plan_launch({.as_fsdp = true, .program = {"train.py", "-x"}}, kMachine)[0].argv;
+  const auto fsdp = plan_launch({.names_of = "fsdp", .program = {"train.py", "-x"}}, kMachine)[0].argv;
   EXPECT_EQ(fsdp, (Words{"python3", "-u", "-m", "trireme.as_fsdp", "train.py", "-x"}));
   EXPECT_THROW(argv(ProgramKind::kDetect, {"python3", "-c", "import deepspeed"}), ConfigError);
   EXPECT_THROW(argv(ProgramKind::kDetect, {"python3"}), ConfigError);

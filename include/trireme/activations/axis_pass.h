@@ -101,7 +101,7 @@ class AxisPolicy {
   /// "tensor parallelism".
   virtual std::string name() const = 0;
   /// The fix for an operator of which nothing is known.
-  virtual std::string fix_for_unknown() const = 0;
+  virtual std::string fix_for_unknown(const c10::OperatorHandle& op) const = 0;
 };
 
 /// An axis over which tensors are cut.

@@ -116,8 +116,7 @@ std::vector<std::string> with_names_of(const std::string& name, const LaunchRequ
 }
 
 std::vector<std::string> command_line(const LaunchRequest& request, const LaunchMachine& machine) {
-  if (request.as_deepspeed) return with_names_of("deepspeed", request, machine);
-  if (request.as_fsdp) return with_names_of("fsdp", request, machine);
+  if (!request.names_of.empty()) return with_names_of(request.names_of, request, machine);
   std::vector<std::string> argv = request.program;
   const bool is_script = request.kind == ProgramKind::kDetect && argv[0].ends_with(".py");
   // -u: a rank's output goes through a pipe, and Python would hold it back until it has 8 KiB.

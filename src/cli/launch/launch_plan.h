@@ -27,8 +27,7 @@ struct LaunchRequest {
   std::string master_addr = {};
   std::optional<int> master_port = {};
   ProgramKind kind = ProgramKind::kDetect;
-  bool as_deepspeed = false;              ///< the program is Python, and `import deepspeed` in it means trireme
-  bool as_fsdp = false;                   ///< the program is Python, and `fully_shard` of torch in it means trireme's
+  std::string names_of;                   ///< the program is Python, and runs by trireme.as_NAME; empty: as it is
   bool passes_local_rank = false;         ///< --local_rank=N becomes the program's first argument
   std::vector<std::string> program = {};  ///< the program and its arguments
 };
