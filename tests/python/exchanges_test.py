@@ -1,4 +1,4 @@
-"""What a rank sends along "tensor" and "sequence", by operator, told by an engine that is asked for it."""
+"""Exchanges along "tensor" and "sequence" by operator, told by an engine that is asked for them."""
 import pathlib
 
 from harness import Case, RankServer, main
