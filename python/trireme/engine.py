@@ -330,7 +330,7 @@ class Engine(ModelFiles, torch.nn.Module):
         self.core.count_exchanges(bool(counts))
 
     def exchanges(self):
-        """What count_exchanges() counts: Exchange values, most bytes first; exchange_table() is a text of them."""
+        """Exchange values of what count_exchanges() counts, most bytes first; exchange_table() is a text of them."""
         return [Exchange(*row) for row in self.core.exchange_rows]
 
     def destroy(self):

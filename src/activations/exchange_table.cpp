@@ -8,7 +8,7 @@
 
 namespace trireme {
 
-const char* name_of(ExchangeWay way) {
+const char* word_of(ExchangeWay way) {
   switch (way) {
     case ExchangeWay::kSum:
       return "sum";
@@ -42,7 +42,7 @@ std::string text_of(const std::vector<ExchangeRow>& rows) {
   line("bytes sent", "exchanges", "way", "axis", "operator");
   int64_t bytes = 0, exchanges = 0;
   for (const ExchangeRow& row : by_bytes(rows)) {
-    line(row.bytes_sent, row.exchanges, name_of(row.way), row.axis, row.what);
+    line(row.bytes_sent, row.exchanges, word_of(row.way), row.axis, row.what);
     bytes += row.bytes_sent;
     exchanges += row.exchanges;
   }

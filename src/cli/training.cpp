@@ -119,7 +119,7 @@ void print_conclusion(const TrainSetup& setup, const std::string& result) {
   }
 }
 
-// What rank 0 sent in the first step, and no more is counted.
+// The exchanges of rank 0 in the first step. No more are counted.
 void note_exchanges(const EngineBase& engine, RunRecord& record) {
   const std::vector<ExchangeRow> rows = engine.passes().exchanges();
   record.note(rows.empty() ? "no exchanges along \"sequence\" or \"tensor\""

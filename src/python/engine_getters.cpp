@@ -60,7 +60,7 @@ constexpr std::tuple kGetters{
            [](const EngineBase& self) {
              std::vector<std::tuple<std::string, std::string, std::string, int64_t, int64_t>> rows;
              for (const ExchangeRow& row : self.passes().exchanges())
-               rows.emplace_back(row.axis, row.what, name_of(row.way), row.exchanges, row.bytes_sent);
+               rows.emplace_back(row.axis, row.what, word_of(row.way), row.exchanges, row.bytes_sent);
              return rows;
            },
            "Of what count_exchanges() counts: axis, operator, way, exchanges, bytes sent."},

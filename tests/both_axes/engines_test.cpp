@@ -431,7 +431,7 @@ TEST(ExchangesOfAStep, OfSlicesAreFourSumsOfAllTokensALayer) {
   expect_rows(exchanges_of_step({.tensor = 2}), {sums_of_slices(kLength)});
 }
 
-// Of four heads, two of keys: blocks are as large as those of the rank that has seven of 13 tokens.
+// Blocks of the rank that has seven of 13 tokens, by which all are as large; four heads, two of keys.
 constexpr int64_t kMost = (kLength + 1) / 2, kBytesOfQueries = kMost * kHidden * kFloat;
 
 /// Half of each rank's queries, keys, values and results goes to the other rank.

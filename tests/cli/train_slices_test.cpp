@@ -135,7 +135,7 @@ TEST_F(TrainSlices, OnSomeTokensInStagesTrainAsStagesOfWholeLayersDo) {
       << refused.err;
 }
 
-// Of 32 tokens in each of two samples, four micro-batches; a table of one step alone.
+// A table of one step alone: four micro-batches of two samples of 32 tokens.
 TEST_F(TrainSlices, TellWhatTheirFirstStepSends) {
   const auto done = run_program(run("told", config(2, 1), "2", {"--exchanges"}));
   ASSERT_EQ(done.exit_code, 0) << done.err;

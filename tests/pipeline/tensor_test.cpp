@@ -25,7 +25,7 @@ using pipeline_testing::Recipe;
 using pipeline_testing::train_in_stages;
 using pipeline_testing::train_whole;
 
-/// Of a gradient's norm.
+/// The share of a gradient's norm.
 constexpr double kOfGradients = 1e-6;
 
 /// Losses and weights relative to their own and to their norm: of AdamW 7.9e-8 and 1.1e-7 are reached, of SGD 1.1e-7
@@ -115,7 +115,7 @@ TEST(StagesOfSlices, OfSomeTokensBesideDataParallelRanks) {
   expect_parity_of_sharded_tokens(recipe);
 }
 
-/// What comes to the second stage is each rank's own tokens.
+/// Each rank's own tokens come to the second stage.
 TEST(StagesOfSlices, DoNotGatherTokensBetweenThem) {
   std::map<int64_t, int> times;  // by the tokens that a rank has
   std::mutex mutex;

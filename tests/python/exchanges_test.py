@@ -1,4 +1,4 @@
-"""What a rank sends along "tensor" and "sequence", by operator, told by an engine that is asked for it."""
+"""Exchanges along "tensor" and "sequence" by operator, told by an engine that is asked for them."""
 import pathlib
 
 from harness import Case, RankServer, main
@@ -50,7 +50,8 @@ class Exchanges(Case):
 
     def test_heads_send_half_of_queries_keys_values_and_results_each_way(self):
         rows, (samples, tokens, hidden, layers) = self.told({"sequence_parallel_size": 2})
-        # Blocks are as large as those of the rank with most tokens; the model has repeated keys and values for all heads.
+        # Blocks are as large as those of the rank with most tokens; the model has repeated keys and values for all
+        # heads.
         own = samples * ((tokens + 1) // 2) * hidden * 4
         for direction in ("forward", "backward"):
             self.assertEqual(rows[f"aten::scaled_dot_product_attention in {direction}", "recut"],

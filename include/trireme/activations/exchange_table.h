@@ -16,7 +16,7 @@ enum class ExchangeWay : uint8_t {
   kRing,     ///< each rank hands on to the next one
 };
 
-const char* name_of(ExchangeWay way);
+const char* word_of(ExchangeWay way);
 
 /// The exchanges of one operator in one way, as this rank made them.
 struct ExchangeRow {
