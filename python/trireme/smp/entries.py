@@ -1,5 +1,7 @@
 """Where modules begin and end: what a module of one stage does before its first parameter is computed there, so that
 one tensor crosses in place of several."""
+import contextlib
+
 from . import program
 
 
@@ -17,8 +19,9 @@ def outermost(module, homes):
 
 def watch(module, engine):
     """From here on, inside of step functions, what a module of one stage computes without parameters is computed there.
+    Returns what ends that when it is closed.
     """
-    core = engine.core
+    core, hooks = engine.core, contextlib.ExitStack()
     modules = dict(module.named_modules(remove_duplicate=False))
 
     def leave(*_):
@@ -30,5 +33,6 @@ def watch(module, engine):
             if program.running() is not None:
                 core.enter(stage)
 
-        modules[name].register_forward_pre_hook(enter, prepend=True)
-        modules[name].register_forward_hook(leave, always_call=True)
+        hooks.callback(modules[name].register_forward_pre_hook(enter, prepend=True).remove)
+        hooks.callback(modules[name].register_forward_hook(leave, always_call=True).remove)
+    return hooks

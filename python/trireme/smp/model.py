@@ -69,6 +69,8 @@ class DistributedModel(torch.nn.Module):
         self._options = {"sums": not average_grads_across_microbatches, "calls_per_step": backward_passes_per_step}
         self._after_partition, self._after_step = collections.OrderedDict(), collections.OrderedDict()
         self.__dict__["_engine"] = None  # not one of the model's modules
+        self._is_plain = False  # cpu() has been called
+        self._watching = contextlib.ExitStack()  # of modules that begin and end
         program.set_model(self)
         if ranks.pp_size() == 1:
             self.partition()
@@ -81,20 +83,24 @@ class DistributedModel(torch.nn.Module):
         return self._engine is not None
 
     def engine(self, call):
-        """The StepEngine. Raises StateError: there is none yet, for `call`."""
+        """The StepEngine. Raises StateError: there is none yet, or none any more, for `call`."""
+        if self._is_plain:
+            raise StateError(f"{call}: model.cpu() has made the module a plain one; make another DistributedModel of model.get_module() to go on")
         if self._engine is None:
             raise StateError(f"{call}: the model's tensors have no stages yet; they get them in the first call of a @smp.step function")
         return self._engine
 
     def partition(self, args=(), kwargs=None):
         """Gives tensors their homes, by the arguments of a call of the model on rank 0. Collective."""
+        if self._is_plain:
+            self.engine("smp.step")
         if torch.is_inference_mode_enabled():
             raise StateError("smp: the model would get its stages inside of torch.inference_mode(), which ends what watches operators when it ends; use torch.no_grad() "
                              "for the first step")
         homes = _decided(self.module, args, kwargs)
         self.__dict__["_engine"] = StepEngine(self.module, homes, **self._options)
         if ranks.pp_size() > 1:
-            entries.watch(self.module, self._engine)
+            self._watching = entries.watch(self.module, self._engine)
         inside.PATCHES.apply()
         optimizer = program.optimizer_or_none()
         if optimizer is not None and (waiting := program.take_waiting_states(optimizer)) is not None:
@@ -123,6 +129,8 @@ class DistributedModel(torch.nn.Module):
         Raises  StateError: outside of one.
         """
         running = program.running()
+        if self._is_plain:
+            return self.module(*args, **kwargs)
         if running is None and ranks.pp_size() > 1:
             raise StateError("DistributedModel: a call outside of a @smp.step function, where only this stage's tensors have numbers; put it into one, for evaluation, "
                              "too (without backward(), under torch.no_grad())")
@@ -233,9 +241,25 @@ class DistributedModel(torch.nn.Module):
         """Continues where save_checkpoint() has saved; as Engine.load_checkpoint(). Collective."""
         return self.engine("load_checkpoint()").load_checkpoint(load_dir, tag, **options)
 
+    def cpu(self):
+        """Gives every rank all parameters and buffers, plain and on the host: the module is PyTorch's again, and is
+        called anywhere. The engine is spent; a second call does nothing. Collective. Returns the model."""
+        if self._is_plain:
+            return self
+        with torch.no_grad():
+            if self.partitioned:
+                values = states.whole("DistributedModel.cpu()", self.module, self._engine, False)
+                unlisted = {name: buffer.cpu() for name, buffer in self.module.named_buffers(remove_duplicate=False) if name not in values}
+                self._engine.destroy()
+                self._watching.close()
+                for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
+                    tensor.data = values[name] if name in values else unlisted[name]
+            self.__dict__["_engine"] = None
+        self._is_plain = True
+        return self
+
     # --- what is not there yet ---------------------------------------------------------------------------------------
 
-    cpu = _later("cpu", "it would gather the whole model")
     join = _later("join", "give every rank as many batches")
     register_comm_hook = _later("register_comm_hook", "gradients are averaged over the ranks that have the same parameters")
     distributed_modules = _later("distributed_modules", "no layers are cut")
