@@ -23,7 +23,7 @@ from .late import when_imported
 #: The modules of this package that have rows. Where several wrap one name, the first stands innermost, whichever
 #: feature a program uses first.
 ROOMS = ("uncaught", "higher_order", "watch.clipping", "watch.beside", "watch.late_parameters", "watch.shared_memory", "activations.wholes", "activations.eager", "activations.streams",
-         "sequences.batches", "smp.inside", "fsdp.optimizers", "fsdp.tensors", "fsdp.dcp", "as_fsdp", "fsdp.accelerate", "as_deepspeed", "as_smp")
+         "sequences.batches", "smp.inside", "smp.readers", "fsdp.optimizers", "fsdp.tensors", "fsdp.dcp", "as_fsdp", "fsdp.accelerate", "as_deepspeed", "as_smp")
 _ABSENT = object()
 
 

@@ -9,7 +9,7 @@
 namespace trireme::ownership {
 namespace {
 
-/// A number that a program reads: a kind, and 16 bytes.
+/// A number that a program reads: a kind, and 16 bytes; of a text these are its length, and it follows.
 std::string bytes_of_values(c10::ArrayRef<c10::IValue> values) {
   std::string bytes;
   for (const c10::IValue& value : values) {
@@ -29,11 +29,16 @@ std::string bytes_of_values(c10::ArrayRef<c10::IValue> values) {
       kind = 'c';
       parts[0] = value.toComplexDouble().real();
       parts[1] = value.toComplexDouble().imag();
+    } else if (value.isString()) {
+      kind = 's';
+      const auto size = static_cast<int64_t>(value.toStringRef().size());
+      std::memcpy(parts, &size, sizeof size);
     } else {
       throw Error(ErrorCode::kUnsupported, "smp: a value of type " + value.tagKind() + " is read of another stage");
     }
     bytes += kind;
     bytes.append(reinterpret_cast<const char*>(parts), sizeof parts);
+    if (value.isString()) bytes += value.toStringRef();
   }
   return bytes;
 }
@@ -55,6 +60,10 @@ std::vector<c10::IValue> values_from(const std::string& bytes) {
         break;
       case 'd':
         values.emplace_back(parts[0]);
+        break;
+      case 's':
+        values.emplace_back(bytes.substr(place + kEach, static_cast<size_t>(number)));
+        place += static_cast<size_t>(number);
         break;
       default:
         values.emplace_back(c10::complex<double>(parts[0], parts[1]));

@@ -3,6 +3,7 @@
 #include <ATen/ops/ones_like.h>
 
 #include "ownership/mailbox.h"
+#include "ownership/numbers.h"
 #include "ownership/ownership_pass.h"
 #include "ownership/shadow.h"
 #include "ownership/wire.h"
@@ -208,6 +209,9 @@ void Ownership::enter(int stage) {
 }
 void Ownership::leave() { impl_->pass().leave(); }
 at::Tensor Ownership::move(const at::Tensor& tensor, int stage) { return impl_->move(tensor, stage); }
+at::Tensor Ownership::numbers_of(const at::Tensor& tensor) {
+  return home_of(tensor) ? ownership::numbers_of(tensor) : tensor;
+}
 void Ownership::end_forward(const std::vector<at::Tensor>& results) { impl_->end_forward(results); }
 int Ownership::pieces(const MicroBatch& micro_batch) const { return impl_->pieces(micro_batch); }
 Ownership::Roots Ownership::receive_gradients(MicroBatch& micro_batch, int piece) {

@@ -105,6 +105,9 @@ void bind_step_engine(py::module_& module) {
           "move", [](OwnedEngine& self, const at::Tensor& tensor, int stage) { return self.move(tensor, stage); },
           py::arg("tensor"), py::arg("stage"), WithoutGil())
       .def(
+          "numbers_of", [](OwnedEngine& self, const at::Tensor& tensor) { return self.numbers_of(tensor); },
+          py::arg("tensor"), WithoutGil())
+      .def(
           "enter", [](OwnedEngine& self, int stage) { self.enter(stage); }, py::arg("stage"))
       .def("leave", [](OwnedEngine& self) { self.leave(); })
       .def("update", &update, py::arg("changes"))

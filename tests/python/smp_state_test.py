@@ -149,6 +149,41 @@ class States(Case):
         self.assertEqual(first, [*right, names, True, list(range(parameters)), True, True, True])
         self.assertEqual(second, [*right, 0, True, list(range(parameters)), True, True, True])
 
+    def test_cpu_gives_every_rank_a_plain_module(self):
+        found = self.ran(2, """
+    begin()
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.norm, self.b, self.c = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 6), nn.Linear(6, 8)
+            self.c.weight = self.a.weight
+            self.register_buffer("ones", torch.ones(8), persistent=False)
+        def forward(self, x):
+            return self.c(self.b(self.norm(self.a(x)))) * self.ones
+    net, (x, _) = Tied(), mlp_batches()[0]
+    model = smp.DistributedModel(net)
+    optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+    @smp.step
+    def train_step(x):
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+    train_step(x)
+    optimizer.step()
+    expected = {name: bits(value) for name, value in model.state_dict().items()}
+    same = model.cpu() is model is model.cpu()
+    own = {name: bits(value) for name, value in net.state_dict().items()}
+    net.eval()
+    model(x).sum().backward()
+    import copy
+    part = [same, own == expected, net.c.weight is net.a.weight, bits(net(x)) == bits(copy.deepcopy(net)(x)), net.a.weight.grad is not None, model.partitioned, told(optimizer.step), told(lambda: train_step(x))]
+    result = [[json.loads(text) for text in smp.state.world.gather(json.dumps(part))], bits(net(x)), len(expected)]
+""")
+        for part in found[0]:
+            self.assertEqual(part[:6], [True, True, True, True, True, False])
+            for text in part[6:]:
+                self.assertIn("model.cpu() has made the module a plain one", text)
+
     def test_what_does_not_fit_is_told_and_nothing_changes(self):
         found = self.ran(2, """
     begin()

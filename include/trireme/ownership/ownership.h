@@ -100,6 +100,8 @@ class Ownership {
   void leave();
   /// `tensor`, with its numbers on `stage`; itself where it has no home or is there.
   at::Tensor move(const at::Tensor& tensor, int stage);
+  /// A copy of `tensor` on the host, with its numbers on every stage; itself where it has no home.
+  at::Tensor numbers_of(const at::Tensor& tensor);
   /// The last call of a forward pass: `results` go from their stages to all, where outputs() has them, and the other
   /// stages are told that the pass has ended, with a digest of its operators that they compare with theirs.
   void end_forward(const std::vector<at::Tensor>& results);

@@ -75,6 +75,9 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
   /// tensor crosses in place of several. Inside of a step.
   at::Tensor move(const at::Tensor& tensor, int stage) { return ownership->move(tensor, stage); }
 
+  /// As Ownership's.
+  at::Tensor numbers_of(const at::Tensor& tensor) { return ownership->numbers_of(tensor); }
+
   int stage() const { return ownership->stage(); }
   int stages() const { return ownership->stages(); }
   /// The stage that has a tensor's numbers; nothing: every stage does.

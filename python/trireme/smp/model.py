@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from .. import ranks as world_ranks
 from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
 from ..log import logger
-from . import entries, inside, program, ranks, states
+from . import entries, inside, program, ranks, readers, states
 from .config import state
 from .engine import StepEngine
 from .partition import homes_of
@@ -102,6 +102,8 @@ class DistributedModel(torch.nn.Module):
         if ranks.pp_size() > 1:
             self._watching = entries.watch(self.module, self._engine)
         inside.PATCHES.apply()
+        if ranks.pp_size() > 1:
+            readers.PATCHES.apply()
         optimizer = program.optimizer_or_none()
         if optimizer is not None and (waiting := program.take_waiting_states(optimizer)) is not None:
             states.load_optimizer(optimizer, waiting, self._engine)

@@ -1,0 +1,55 @@
+"""What reads a tensor by no operator, inside of a step function: tensors of other stages have no numbers here, so the
+stage that has them tells all."""
+import torch
+
+from .. import ranks
+from ..patches import Patches, Wrapped
+from . import program
+
+
+def _numbers(tensor):
+    """A copy of a tensor of some stage, on the host, with its numbers on every stage; None: there is no step function,
+    or every stage has it. Every stage comes here in the same place of the program."""
+    if program.running() is None or (model := program.model_or_none()) is None or not model.partitioned:
+        return None
+    core = model.engine("").core
+    return None if core.home_of(tensor) is None else core.numbers_of(tensor)
+
+
+def _read(original):
+    def read(self, *args, **kwargs):
+        numbers = _numbers(self)
+        return original(self if numbers is None else numbers.requires_grad_(self.requires_grad and numbers.is_floating_point()), *args, **kwargs)
+
+    return read
+
+
+def _shown(original):
+    def text(self, *args, **kwargs):
+        numbers = _numbers(self)
+        return original(self if numbers is None else numbers, *args, **kwargs)
+
+    return text
+
+
+def _copied(original):
+    """A copy of a leaf, which no stage has alone."""
+    def copied(self, memo):
+        if not self.is_leaf or (numbers := _numbers(self)) is None:
+            return original(self, memo)
+        if id(self) not in memo:
+            copy = numbers.to(self.device)
+            memo[id(self)] = type(self)(copy, self.requires_grad) if isinstance(self, torch.nn.Parameter) else copy.requires_grad_(self.requires_grad)
+        return memo[id(self)]
+
+    return copied
+
+
+_NUMBERS = "inside of a step function numbers of a tensor of another stage come from there"
+
+PATCHES = Patches(__name__, "the tensors of an `smp.DistributedModel` get more than one stage", [
+    *[Wrapped("torch", f"Tensor.{name}", _NUMBERS, _read) for name in ("tolist", "numpy", "__array__", "__reduce_ex__", "__dlpack__")],
+    Wrapped("torch", "Tensor.__repr__", _NUMBERS, _shown),
+    Wrapped("torch", "Tensor.__deepcopy__", _NUMBERS, _copied),
+    Wrapped("torch.nn", "Parameter.__deepcopy__", _NUMBERS, _copied),
+], ranks.living)
