@@ -20,9 +20,8 @@ std::string numbers(const at::Tensor& tensor) {
 }  // namespace
 
 at::Tensor numbers_of(const at::Tensor& tensor) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("trireme::numbers", "")
-                             .typed<std::string(const at::Tensor&)>();
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("trireme::numbers", "").typed<std::string(const at::Tensor&)>();
   const std::string bytes = op.call(tensor);
   const WithoutInterception own_operators;
   const at::Tensor copy = at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()));

@@ -46,7 +46,7 @@ void install() {
 
 using HookStack = decltype(at::impl::SavedTensorDefaultHooksTLS::stack);
 
-/// Of libtorch's.
+/// Libtorch's hooks of this thread.
 size_t hook_count() { return at::SavedTensorDefaultHooks::get_tls_state().stack.size(); }
 
 std::vector<HookStack::value_type> top_first(HookStack stack) {

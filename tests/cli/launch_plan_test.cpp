@@ -68,11 +68,14 @@ TEST(LaunchPlan, TakesMasterAddressAndPortFromTheFlags) {
 TEST(LaunchPlan, PassesTheLocalRankAsTheFirstArgumentWhereDeepspeedWould) {
   using Words = std::vector<std::string>;
   const auto script = plan_launch(
-      {.ranks_per_node = 2, .names_of = "deepspeed", .passes_local_rank = true, .program = {"train.py", "-x"}}, kMachine);
-  EXPECT_EQ(script[1].argv, (Words{"python3", "-u", "-m", "trireme.as_deepspeed", "train.py", "--local_rank=1", "-x"}));
-  const auto module = plan_launch(
-      {.kind = ProgramKind::kModule, .names_of = "deepspeed", .passes_local_rank = true, .program = {"pkg.train", "-x"}},
+      {.ranks_per_node = 2, .names_of = "deepspeed", .passes_local_rank = true, .program = {"train.py", "-x"}},
       kMachine);
+  EXPECT_EQ(script[1].argv, (Words{"python3", "-u", "-m", "trireme.as_deepspeed", "train.py", "--local_rank=1", "-x"}));
+  const auto module = plan_launch({.kind = ProgramKind::kModule,
+                                   .names_of = "deepspeed",
+                                   .passes_local_rank = true,
+                                   .program = {"pkg.train", "-x"}},
+                                  kMachine);
   EXPECT_EQ(module[0].argv,
             (Words{"python3", "-u", "-m", "trireme.as_deepspeed", "-m", "pkg.train", "--local_rank=0", "-x"}));
   EXPECT_NE(error_text([] { (void)plan_launch({.passes_local_rank = true}, kMachine); }).find("no program given"),

@@ -11,7 +11,8 @@ RankServer.imports = ("transformers.models.gpt2.modeling_gpt2", "torch._dynamo")
 _OPTIMIZERS = {"AdamW": "torch.optim.AdamW(parameters, lr=0.01)", "SGD": "torch.optim.SGD(parameters, lr=0.1, momentum=0.5)",
                "NAdam": "torch.optim.NAdam(parameters, lr=0.01)"}
 
-# `folder` and `make` are there. A program that trains two steps, saves, trains two more; and one that loads and trains those.
+# `folder` and `make` are there. A program that trains two steps, saves, trains two more; and one that loads and trains
+# those.
 _TRAINS = """
     begin(**({"ddp": True} if DDP else {}))
     net, batches = Mlp(), mlp_batches(4)

@@ -1,4 +1,5 @@
-"""States of a program's optimizer of sharded parameters: whole, in a state dict, and as `optimizer.state` shows them."""
+"""States of a program's optimizer of sharded parameters: whole, in a state dict, and as `optimizer.state` shows
+them."""
 import torch
 
 from .. import agreement, ranks

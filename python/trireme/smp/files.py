@@ -1,8 +1,8 @@
 """smp.save() and smp.load(): a file, or one for each rank that has a part of the model.
 
 A partial save of `f` is f_0, f_1, …, by mp_rank. Each is what torch.save() writes, with a record beside it that says
-which save it is of. All ranks write under another name first, and take the files' names when all have written; so a save
-that was interrupted leaves the files of the one before it, or those of this one, perhaps under both names.
+which save it is of. All ranks write under another name first, and take the files' names when all have written; so a
+save that was interrupted leaves the files of the one before it, or those of this one, perhaps under both names.
 """
 import contextlib
 import dataclasses
@@ -37,8 +37,8 @@ def save(obj, f, partial=True, pickle_module=python_pickle, pickle_protocol=2, v
 
     What stood there is there until all of it is written.
 
-    Raises  ConfigError: a path that is none, or another one on another rank. StateError: a partial save of another copy. IoError: it
-            could not be written.
+    Raises  ConfigError: a path that is none, or another one on another rank. StateError: a partial save of another
+            copy. IoError: it could not be written.
     """
     path = _path("save", f)
     if not partial:
@@ -73,8 +73,8 @@ def save(obj, f, partial=True, pickle_module=python_pickle, pickle_protocol=2, v
 
 
 def load(f, map_location=None, pickle_module=None, pickle_load_args=None, partial=True, **more):
-    """What smp.save() has saved as `f`; `partial`: this rank's part. Where it was saved by another number of ranks, the
-    state dicts of stages in it (`_smp_is_partial`) are those of the whole, and all else is rank 0's.
+    """The object that smp.save() has saved as `f`; `partial`: this rank's. Where it was saved by another number of
+    ranks, the state dicts of stages in it (`_smp_is_partial`) are those of the whole, and all else is rank 0's.
 
     pickle_load_args    arguments of torch.load(); they may be given directly, too, such as weights_only=False for
                         objects that pickle alone reads

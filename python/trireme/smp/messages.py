@@ -36,7 +36,7 @@ class CommGroup(enum.Enum):
 
 
 class RankType(enum.Enum):
-    """Whose numbers `dest` and `src` are: those of the ranks of this group."""
+    """The ranks whose numbers `dest` and `src` are: those of this group."""
 
     WORLD_RANK = "world"
     MP_RANK = "mp"
@@ -94,7 +94,7 @@ def send(obj, dest, rank_type, *, pickle=False):
 
 
 def recv_from(src, rank_type, *, pickle=False):
-    """What the rank of this number among `rank_type` sends next, by send() or broadcast(). Waits for it.
+    """The next object that the rank of this number among `rank_type` sends, by send() or broadcast(). Waits for it.
 
     Raises  ConfigError: there is no such rank, or it is this one. UnsupportedError: an object that was pickled.
     """

@@ -72,7 +72,7 @@ def wait_with_states(optimizer, state_dict):
 
 
 def waiting_states(optimizer):
-    """What wait_with_states() was given last; None: nothing."""
+    """The states that wait_with_states() was given last; None: none."""
     return _Made.waiting.get(optimizer)
 
 

@@ -1,5 +1,5 @@
-"""What reads a tensor by no operator, inside of a step function: tensors of other stages have no numbers here, so the
-stage that has them tells all."""
+"""Calls that read a tensor by no operator, inside of a step function: those of other stages have no numbers here, so
+the stage that has them tells all."""
 import torch
 
 from .. import ranks
