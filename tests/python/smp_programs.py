@@ -33,8 +33,14 @@ PRELUDE = """
             found.update(json.loads(text))
         return dict(sorted(found.items()))
 
+    def gradient_of(parameter):
+        try:
+            return safe_get_full_grad(parameter)
+        except StateError:  # none of this stage has one
+            return None
+
     def gradients(model):
-        return of_all({name: bits(safe_get_full_grad(parameter)) for name, parameter in model.local_named_parameters() if parameter.requires_grad})
+        return of_all({name: bits(gradient_of(parameter)) for name, parameter in model.local_named_parameters() if parameter.requires_grad})
 
     def weights(model):
         return of_all({name: bits(tensor) for named in (model.local_named_parameters(), model.local_named_buffers()) for name, tensor in named})
