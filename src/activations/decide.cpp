@@ -185,9 +185,9 @@ class Decider {
     return divide_by(axis, vote.factor, std::move(chosen));
   }
 
-  /// Divides `lead` and what goes into one dim with it; false: it cannot be. `gives_few`: results may leave a rank
-  /// none.
-  bool divide_by(int axis, uint8_t lead, std::vector<Chosen> chosen, bool gives_few = false) {
+  /// Divides `lead` and what goes into one dim with it; false: it cannot be. `few`: factors of results that may leave a
+  /// rank none.
+  bool divide_by(int axis, uint8_t lead, std::vector<Chosen> chosen, const std::vector<uint8_t>& few = {}) {
     const FactorKind kind = row_.factors[lead].kind;
     const std::vector<uint8_t> linked = linked_to(lead);
     if (linked.empty() && kind == FactorKind::kEach && !is_in_a_result(lead)) return false;
@@ -203,7 +203,7 @@ class Decider {
             factor, FactorCut{1, ranges_of(pieces_here(position, factor), chosen[position], grid_.ranks(axis))});
       if (leaves_none(chosen[position].at(lead)) && !(linked.empty() && may_be_empty(kind))) return false;
       for (const auto& [factor, cut] : of_linked[position])
-        if (!gives_few && leaves_none(cut)) return false;
+        if (std::ranges::count(few, factor) == 0 && leaves_none(cut)) return false;
     }
     if (moves(axis) && !is_affordable(axis, lead, chosen, of_linked)) return false;
     made_.divided.push_back(axis);
@@ -294,10 +294,12 @@ class Decider {
     return found;
   }
 
-  /// Each rank gets an equal share of each result, of the first one first; what no result has is left out.
+  /// Each rank gets an equal share of each result, of the first one first; what no result has is left out. A result of
+  /// fewer elements than ranks, as the last of uneven pieces, goes to every rank.
   bool divide_results_evenly(int axis, uint8_t lead) {
     const int ranks = grid_.ranks(axis);
     const std::vector<uint8_t> linked = linked_to(lead);
+    const std::vector<uint8_t> few = few_of(axis, linked);
     std::vector<Chosen> chosen(grid_.positions());
     for (int position = 0; position < grid_.positions(); ++position) {
       std::map<uint8_t, std::vector<std::vector<Interval>>> of_factor;
@@ -324,7 +326,32 @@ class Decider {
       for (auto& [factor, of_rank] : of_factor)
         chosen[position].emplace(factor, FactorCut{1, Ranges(made_.local[position].sizes[factor], std::move(of_rank))});
     }
-    return divide_by(axis, lead, std::move(chosen));
+    if (!divide_by(axis, lead, std::move(chosen), few)) return false;
+    give_to_all(axis, few);
+    return true;
+  }
+
+  /// Those of which some position has fewer elements than ranks; none: all of them together have as many as ranks, and
+  /// would be a large part of the whole.
+  std::vector<uint8_t> few_of(int axis, const std::vector<uint8_t>& linked) const {
+    std::set<uint8_t> found;
+    for (const LocalRow& local : made_.local) {
+      int64_t count = 0;
+      for (const uint8_t factor : linked) {
+        if (local.sizes[factor] >= grid_.ranks(axis)) continue;
+        count += local.sizes[factor];
+        found.insert(factor);
+      }
+      if (count >= grid_.ranks(axis)) return {};
+    }
+    return {found.begin(), found.end()};
+  }
+
+  /// Every rank gets the results that have one of `factors`.
+  void give_to_all(int axis, const std::vector<uint8_t>& factors) {
+    for (size_t i = 0; i < row_.results.size(); ++i)
+      if (std::ranges::any_of(factors, [&](uint8_t factor) { return has(row_.results[i], factor); }))
+        back_.push_back({axis, i, std::vector<std::optional<Cut>>(grid_.positions())});
   }
 
   /// Results of fewer elements than ranks are computed where these are; then every rank gets them.
@@ -338,9 +365,8 @@ class Decider {
       for (const uint8_t factor : joined_with(lead, linked))
         chosen[position].emplace(factor, cut_of(axis, factor, position));
     }
-    if (!divide_by(axis, lead, std::move(chosen), /*gives_few=*/true)) return false;
-    for (size_t i = 0; i < row_.results.size(); ++i)
-      back_.push_back({axis, i, std::vector<std::optional<Cut>>(grid_.positions())});
+    if (!divide_by(axis, lead, std::move(chosen), linked)) return false;
+    give_to_all(axis, linked);
     return true;
   }
 

@@ -240,6 +240,18 @@ TEST(ADecisionThatMoves, GivesFewElementsToEveryRank) {
   EXPECT_EQ(made.returned[0], Placement(3));
 }
 
+TEST(ADecisionThatMoves, GivesTheLastOfUnevenPiecesToEveryRankAndEqualSharesOfTheOthers) {
+  const AxisGrid grid({3});
+  Row row;
+  const uint8_t from = row.add(8), first = row.add(3), second = row.add(3), last = row.add(2), d = row.add(9);
+  row.arguments = {{{from}, {d}}};
+  row.results = {{{first}, {d}}, {{second}, {d}}, {{last}, {d}}};
+  row.pieces = {{first, {{0, from, 0, 3}}}, {second, {{0, from, 3, 6}}}, {last, {{0, from, 6, 8}}}};
+  const Decision made = moved(row, {cut_everywhere(grid, cut(0, 0, 1, Ranges::even(8, 3)))}, grid);
+  const Placement shares = cut_everywhere(grid, cut(0, 0, 1, Ranges::even(3, 3)));
+  EXPECT_EQ(made.returned, (std::vector<Placement>{shares, shares, Placement(3)}));
+}
+
 /// [q d] [k d] -> [q k]: scores.
 Row scores(int64_t q, int64_t k, int64_t d) {
   Row row;
