@@ -27,7 +27,7 @@ struct LaunchRequest {
   std::string master_addr = {};
   std::optional<int> master_port = {};
   ProgramKind kind = ProgramKind::kDetect;
-  std::string names_of;                   ///< the program is Python, and runs by trireme.as_NAME; empty: as it is
+  std::string names_of = {};              ///< the program is Python, and runs by trireme.as_NAME; empty: as it is
   bool passes_local_rank = false;         ///< --local_rank=N becomes the program's first argument
   std::vector<std::string> program = {};  ///< the program and its arguments
 };
