@@ -150,6 +150,44 @@ class States(Case):
         self.assertEqual(first, [*right, names, True, list(range(parameters)), True, True, True])
         self.assertEqual(second, [*right, 0, True, list(range(parameters)), True, True, True])
 
+    def test_stages_that_do_not_come_to_a_collective_call_are_named(self):
+        found = self.ran(3, """
+    import datetime, time
+    import trireme.ranks
+    begin()
+    model = smp.DistributedModel(Mlp())
+    @smp.step
+    def train_step(x, y):
+        loss = model(x, y)
+        model.backward(loss)
+        return loss
+    train_step(*mlp_batches()[0])
+    other = None
+    if smp.rank() == 0:
+        trireme.ranks.TIMEOUT = datetime.timedelta(seconds=2)
+        other = told(model.state_dict)
+    else:
+        time.sleep(4)
+    result = other
+""")
+        self.assertEqual(found, "CommTimeoutError: DistributedModel.state_dict(): every rank of [0, 1, 2] makes this call, and ranks [1, 2] have not within 0:00:02; "
+                                "call it on all of them")
+
+    def test_ranks_that_make_different_calls_are_told_of_both(self):
+        found = self.ran(2, """
+    begin()
+    model = smp.DistributedModel(Mlp())
+    @smp.step
+    def train_step(x, y):
+        loss = model(x, y)
+        model.backward(loss)
+        return loss
+    train_step(*mlp_batches()[0])
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps(told(lambda: model.state_dict(gather_to_rank0=smp.rank() == 1))))]
+""")
+        for text in found:
+            self.assertRegex(text, r"StateError: DistributedModel.state_dict\(\): .*'gather_to_rank0': .* here \(rank \d\), and DistributedModel.state_dict\(\): .* on rank \d")
+
     def test_cpu_gives_every_rank_a_plain_module(self):
         found = self.ran(2, """
     begin()

@@ -150,9 +150,10 @@ def meet(call, members, agenda):
     try:
         dist.monitored_barrier(_group_of(members), timeout=world_ranks.TIMEOUT, wait_all_ranks=True)
     except RuntimeError as error:
-        absent = sorted({members[int(number)] for number in re.findall(r"Rank (\d+)|Ranks (\d+)", str(error)) for number in number if number})
-        raise CommTimeoutError(f"{call}: every rank of {members} calls it, and " + (f"ranks {absent} have not" if absent else "one has not") +
-                               f" within {world_ranks.TIMEOUT}; {error}") from None
+        named = re.search(r"Ranks? ([\d, ]+) failed", str(error))
+        absent = [members[int(number)] for number in named[1].split(",")] if named else []
+        who = f"ranks {absent} have not" if absent else "some have not"
+        raise CommTimeoutError(f"{call}: every rank of {members} makes this call, and {who} within {world_ranks.TIMEOUT}; call it on all of them") from None
     for member, other in zip(members, of_all(call, [call, agenda], members)):
         if other != [call, agenda]:
             raise StateError(f"{call}: {agenda} here (rank {ranks.rank()}), and {other[0]}: {other[1]} on rank {member}; every rank of {members} makes the same call")
