@@ -11,7 +11,7 @@ import sys
 import types
 
 import trireme
-from trireme.deepspeed.aliases import AliasFinder
+from trireme.aliases import AliasFinder
 from trireme.patches import Added, Patches
 from trireme.programs import run
 

@@ -106,7 +106,7 @@ class Patches(Case):
     def test_an_import_changes_nothing_and_what_features_change_has_a_row_and_comes_off_again(self):
         self.write("later.py", "from accelerate.utils import load_fsdp_model\nfrom torch.autograd import grad\n")
         result = self.on_ranks(2, _PRELUDE + """
-import trireme, trireme.fsdp, trireme.pipe, trireme.smp, trireme.as_fsdp, trireme.as_deepspeed
+import trireme, trireme.fsdp, trireme.pipe, trireme.smp, trireme.as_fsdp, trireme.as_deepspeed, trireme.as_smp
 from trireme import patches
 result = {"imports": list(changed()), "rooms at import": list(patches.applied())}
 """ + _FEATURES + """
@@ -116,7 +116,9 @@ engine, result["losses"] = train_sequences()
 result["of an engine"] = without_row() + without_change()
 trireme.as_fsdp.install()
 trireme.as_deepspeed.install()
+trireme.as_smp.install()
 import deepspeed.zero, later
+import smdistributed.modelparallel.torch as smp
 net, optimizer = train_sharded()
 of_stages = train_stages()
 result["of all"] = without_row() + without_change()

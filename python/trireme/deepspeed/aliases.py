@@ -1,10 +1,8 @@
 """Modules under more than one name, the same module objects: trireme.zero is trireme.deepspeed.zero, and so is
 trireme.runtime.zero, as DeepSpeed calls it, too."""
-import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
+
+from ..aliases import AliasFinder
 
 # Modules that lie in this folder, and are found in the package `trireme` itself.
 _HERE = frozenset("accelerator checkpoint checkpointing comm git_version_info launcher ops pipe runtime utils zero".split())
@@ -62,30 +60,6 @@ _BUILDERS = "ops.op_builder"  # every module in it is this one
 def real_name(name):
     """The module of this folder that has the longer name; None: the name is no longer one."""
     return _BUILDERS if name.startswith(_BUILDERS + ".") else _LONGER.get(name)
-
-
-class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules by `real_name(name)`, the name under which they really are, or None."""
-
-    def __init__(self, real_name):
-        self._real_name = real_name
-
-    def find_spec(self, fullname, path=None, target=None):
-        real = self._real_name(fullname)
-        try:
-            if real is None or importlib.util.find_spec(real) is None:
-                return None
-        except ModuleNotFoundError:  # a module below one that is no package
-            return None
-        return importlib.machinery.ModuleSpec(fullname, self, loader_state={"name": real})
-
-    def create_module(self, spec):
-        module = importlib.import_module(spec.loader_state["name"])
-        spec.loader_state["spec"] = module.__spec__  # which the import machinery is about to replace
-        return module
-
-    def exec_module(self, module):
-        module.__spec__ = module.__spec__.loader_state["spec"]
 
 
 def deepspeeds_name(module):
