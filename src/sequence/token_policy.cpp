@@ -35,7 +35,7 @@ bool is_in_order(const Cut& cut) {
 }  // namespace
 
 std::string TokenPolicy::fix_for_unknown(const c10::OperatorHandle& op) const {
-  if (op.schema().name().find("att") != std::string::npos)
+  if (op.schema().name().find("attention") != std::string::npos)  // not "scatter"
     return "attention goes over the ranks as scaled_dot_product_attention (attn_implementation=\"sdpa\")";
   return "write it by operators of docs/operators.md: torch.where() in place of writes at places";
 }

@@ -463,6 +463,77 @@ class TokensShifted(Model):
         return (x + y).index_copy(1, torch.tensor([1, 5, 11]), x[:, :3] * 2).index_fill(1, torch.tensor([0, 7]), 0.5)
 
 
+@program
+class SoftmaxOverTokensByHand(Model):
+    def change(self, x, ids):
+        y = (x - x.amax(1, keepdim=True)).exp()
+        return x + y / y.sum(1, keepdim=True)
+
+
+class _LargestMlp(Mlp):
+    def act(self, x):
+        return x - x.amax(-1, keepdim=True)
+
+
+@program
+class LargestFeature(Model):
+    mlp = _LargestMlp
+
+
+class _OneKeyHead(Attention):
+    groups = 1
+
+
+@program(cuts=[(2, 1), (1, 2)])
+class OneKeyHead(Model):
+    """Queries of several heads attend to one key head."""
+
+    attention = _OneKeyHead
+
+
+@program
+class LossInPieces(Model):
+    """The last piece has fewer tokens than a rank would need."""
+
+    def loss(self, logits, labels):
+        pieces = zip(logits.split(5, 1), labels.split(5, 1))
+        return sum(F.cross_entropy(of_piece.flatten(0, 1), own.flatten(), reduction="sum") for of_piece, own in pieces) / labels.ne(-100).sum()
+
+
+@program
+class PackedDocuments(Model):
+    """Several documents in a sample: positions begin anew in each, and a token attends to its own document alone."""
+
+    def own(self):
+        self.positions, self.outer = nn.Embedding(LENGTH, HIDDEN), Attention()
+
+    def change(self, x, ids):
+        ends = (ids % 5 == 0).long()
+        document, place = ends.cumsum(1) - ends, torch.arange(ids.size(1))
+        begin = torch.where(F.pad(ends, (1, 0))[:, :-1].bool(), place, 0).cummax(1).values
+        x = x + self.positions(place - begin)
+        q, k, v = self.outer.project(x)
+        mask = (document[:, :, None] == document[:, None]) & (place[:, None] >= place)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None])
+        return x + self.outer.o_proj(attended.transpose(1, 2).flatten(2))
+
+
+@program
+class LinearChain(Model):
+    """A conditional random field over the tokens: every sum over paths, token by token."""
+
+    def own(self):
+        self.transitions = nn.Parameter(torch.randn(VOCABULARY, VOCABULARY) * 0.1)
+
+    def loss(self, logits, labels):
+        labels = labels.clamp(min=0)
+        paths = logits[:, 0]
+        for token in range(1, logits.size(1)):
+            paths = torch.logsumexp(paths[:, :, None] + self.transitions[None], 1) + logits[:, token]
+        taken = logits.gather(2, labels[..., None]).sum((1, 2)) + self.transitions[labels[:, :-1], labels[:, 1:]].sum(1)
+        return (paths.logsumexp(-1) - taken).mean() / logits.size(1)
+
+
 class Planted(Model):
     """Wrong by 1e-3 where a gradient is a part's."""
 

@@ -1,0 +1,63 @@
+"""Scripts written for smp over two and four stages, beside copies of the model, and in bf16."""
+from harness import main
+from smp_scripts_test import Scripts
+
+PROGRAMS = ("mnist", "bert_pretraining")
+_OPTIONS = {"timeout_s": 600}
+
+
+class All(Scripts):
+    """By kind of layout; each program."""
+
+    def assert_stages(self, name, stages, pipeline, *words, **more):
+        """Bits of one process."""
+        with self.subTest(name, stages=stages, pipeline=pipeline, words=words):
+            expected = self.alone(name, 4, *words, **_OPTIONS)
+            found = self.report("stages", stages, name, {"partitions": stages, "microbatches": 4, "pipeline": pipeline, **more}, *words, **_OPTIONS)
+            self.assert_same(found, expected)
+            self.assertEqual(len(found["elements"]), stages)
+
+    def test_two_stages_each_way(self):
+        for name in PROGRAMS:
+            self.assert_stages(name, 2, "simple", memory_weight=1.0)
+            self.assert_stages(name, 2, "interleaved", optimize="speed", active_microbatches=2)
+
+    def test_two_stages_in_bf16(self):
+        for name in PROGRAMS:
+            self.assert_stages(name, 2, "interleaved", "--amp")
+
+    def test_four_stages(self):
+        for name in PROGRAMS:
+            self.assert_stages(name, 4, "interleaved")
+
+    def assert_files(self, name, kinds_of_stages, *words):
+        """What two stages save goes on over other numbers of stages, from the parts and from the whole."""
+        of_two = {"partitions": 2, "microbatches": 4}
+        whole = self.report("stages", 2, name, of_two, "--dropout", "0", *words, **_OPTIONS)
+        for stages, kind in kinds_of_stages:
+            with self.subTest(name, stages=stages, kind=kind, words=words):
+                self.assert_resumes("stages", stages, name, {**of_two, "partitions": stages}, kind, whole, *words, **_OPTIONS)
+
+    def test_files_go_on_over_two_and_four_stages_and_in_one_process(self):
+        for name in PROGRAMS:
+            self.assert_files(name, [(2, "partial"), (2, "full"), (4, "partial"), (1, "partial"), (1, "full")])
+
+    def test_files_of_training_in_bf16_go_on(self):
+        for name in PROGRAMS:
+            self.assert_files(name, [(2, "partial"), (2, "full")], "--amp")
+
+    def test_two_copies_of_two_stages(self):
+        for name in PROGRAMS:
+            for words in ((), ("--amp",)):
+                for placement in ("spread", "cluster"):
+                    # What is random is drawn by the copy, and sums over copies have another order.
+                    parameters = {"partitions": 2, "microbatches": 4, "ddp": True, "placement_strategy": placement}
+                    with self.subTest(name, words=words, placement=placement):
+                        expected = self.alone(name, 8, "--copies", "2", "--dropout", "0", *words, **_OPTIONS)
+                        found = self.report("copies", 4, name, parameters, "--dropout", "0", *words, **_OPTIONS)
+                        for one, other in zip(found["losses"], expected["losses"], strict=True):
+                            self.assert_close(one, other, relative=1e-2 if words else 1e-3)
+
+
+if __name__ == "__main__":
+    main()
