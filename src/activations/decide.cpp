@@ -77,6 +77,22 @@ bool has(const TensorFactors& tensor, uint8_t factor) {
   return std::ranges::any_of(tensor, [factor](const DimFactors& dim) { return std::ranges::count(dim, factor) > 0; });
 }
 
+/// Factors of which some position has fewer elements than there are ranks. None: together these have as many as ranks,
+/// and would be a large part of the whole.
+std::vector<uint8_t> few_of(const std::vector<uint8_t>& factors, const std::vector<LocalRow>& positions, int ranks) {
+  std::set<uint8_t> found;
+  for (const LocalRow& local : positions) {
+    int64_t count = 0;
+    for (const uint8_t factor : factors) {
+      if (local.sizes[factor] >= ranks) continue;
+      count += local.sizes[factor];
+      found.insert(factor);
+    }
+    if (count >= ranks) return {};
+  }
+  return {found.begin(), found.end()};
+}
+
 /// Whether each cut is one of what earlier ones leave.
 bool fits(const Placement& placement, const std::vector<int64_t>& sizes, const AxisGrid& grid) {
   for (int position = 0; position < grid.positions(); ++position) {
@@ -186,7 +202,7 @@ class Decider {
   }
 
   /// Divides `lead` and what goes into one dim with it; false: it cannot be. `few`: factors of results that may leave a
-  /// rank none.
+  /// rank none, and then go to every rank.
   bool divide_by(int axis, uint8_t lead, std::vector<Chosen> chosen, const std::vector<uint8_t>& few = {}) {
     const FactorKind kind = row_.factors[lead].kind;
     const std::vector<uint8_t> linked = linked_to(lead);
@@ -210,6 +226,9 @@ class Decider {
     if (kind != FactorKind::kEach) made_.joins.push_back({axis, kind, shares(axis, lead, chosen)});
     for (int position = 0; position < grid_.positions(); ++position)
       take(axis, position, chosen[position], of_linked[position]);
+    for (size_t i = 0; i < row_.results.size(); ++i)
+      if (std::ranges::any_of(few, [&](uint8_t factor) { return has(row_.results[i], factor); }))
+        back_.push_back({axis, i, std::vector<std::optional<Cut>>(grid_.positions())});
     return true;
   }
 
@@ -299,7 +318,7 @@ class Decider {
   bool divide_results_evenly(int axis, uint8_t lead) {
     const int ranks = grid_.ranks(axis);
     const std::vector<uint8_t> linked = linked_to(lead);
-    const std::vector<uint8_t> few = few_of(axis, linked);
+    const std::vector<uint8_t> few = few_of(linked, made_.local, ranks);
     std::vector<Chosen> chosen(grid_.positions());
     for (int position = 0; position < grid_.positions(); ++position) {
       std::map<uint8_t, std::vector<std::vector<Interval>>> of_factor;
@@ -326,32 +345,7 @@ class Decider {
       for (auto& [factor, of_rank] : of_factor)
         chosen[position].emplace(factor, FactorCut{1, Ranges(made_.local[position].sizes[factor], std::move(of_rank))});
     }
-    if (!divide_by(axis, lead, std::move(chosen), few)) return false;
-    give_to_all(axis, few);
-    return true;
-  }
-
-  /// Those of which some position has fewer elements than ranks; none: all of them together have as many as ranks, and
-  /// would be a large part of the whole.
-  std::vector<uint8_t> few_of(int axis, const std::vector<uint8_t>& linked) const {
-    std::set<uint8_t> found;
-    for (const LocalRow& local : made_.local) {
-      int64_t count = 0;
-      for (const uint8_t factor : linked) {
-        if (local.sizes[factor] >= grid_.ranks(axis)) continue;
-        count += local.sizes[factor];
-        found.insert(factor);
-      }
-      if (count >= grid_.ranks(axis)) return {};
-    }
-    return {found.begin(), found.end()};
-  }
-
-  /// Every rank gets the results that have one of `factors`.
-  void give_to_all(int axis, const std::vector<uint8_t>& factors) {
-    for (size_t i = 0; i < row_.results.size(); ++i)
-      if (std::ranges::any_of(factors, [&](uint8_t factor) { return has(row_.results[i], factor); }))
-        back_.push_back({axis, i, std::vector<std::optional<Cut>>(grid_.positions())});
+    return divide_by(axis, lead, std::move(chosen), few);
   }
 
   /// Results of fewer elements than ranks are computed where these are; then every rank gets them.
@@ -365,9 +359,7 @@ class Decider {
       for (const uint8_t factor : joined_with(lead, linked))
         chosen[position].emplace(factor, cut_of(axis, factor, position));
     }
-    if (!divide_by(axis, lead, std::move(chosen), linked)) return false;
-    give_to_all(axis, linked);
-    return true;
+    return divide_by(axis, lead, std::move(chosen), linked);
   }
 
   /// Factors that arguments and results have and nothing mixes, of at least as many elements as ranks. Those of a dim

@@ -190,7 +190,7 @@ def resumed(saves, loads):
 
 class Layouts(Case):
     def of_ranks(self, ranks, text, timeout_s=240):
-        """What say() told, by rank."""
+        """Arguments of say(), by rank."""
         self.on_ranks(ranks, _BEGIN + text, timeout_s=timeout_s)
         return [json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 

@@ -31,7 +31,7 @@ class All(Scripts):
             self.assert_stages(name, 4, "interleaved")
 
     def assert_files(self, name, kinds_of_stages, *words):
-        """What two stages save goes on over other numbers of stages, from the parts and from the whole."""
+        """Files of two stages go on over other numbers of stages, the parts and the whole."""
         of_two = {"partitions": 2, "microbatches": 4}
         whole = self.report("stages", 2, name, of_two, "--dropout", "0", *words, **_OPTIONS)
         for stages, kind in kinds_of_stages:
@@ -50,7 +50,7 @@ class All(Scripts):
         for name in PROGRAMS:
             for words in ((), ("--amp",)):
                 for placement in ("spread", "cluster"):
-                    # What is random is drawn by the copy, and sums over copies have another order.
+                    # Random numbers are drawn by the copy, and sums over copies have another order.
                     parameters = {"partitions": 2, "microbatches": 4, "ddp": True, "placement_strategy": placement}
                     with self.subTest(name, words=words, placement=placement):
                         expected = self.alone(name, 8, "--copies", "2", "--dropout", "0", *words, **_OPTIONS)

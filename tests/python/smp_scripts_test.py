@@ -12,7 +12,7 @@ class Scripts(Case):
     """Runs of programs in folders of the test."""
 
     def report(self, folder, ranks, name, parameters, *words, timeout_s=240):
-        """What rank 0 of a program, which must end well, wrote. `parameters`: smp's configuration."""
+        """The report of rank 0 of a program, which must end well. `parameters`: smp's configuration."""
         (self.folder / folder).mkdir(exist_ok=True)
         at = self.folder / folder / "report.json"
         at.unlink(missing_ok=True)

@@ -168,7 +168,7 @@ def check_local(model, partitioned):
 
 
 def check_files(args, model, optimizer, scheduler, scaler, dataset):
-    """What was saved comes back into the model, and into a plain one of one process."""
+    """Saved tensors come back into the model, and into a plain one of one process."""
     expected = parts_of(model)
     for kind in ("partial", "full"):
         with torch.no_grad():
