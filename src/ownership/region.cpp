@@ -23,8 +23,8 @@ void Replay::follow(const OperatorFacts& facts, uint64_t of_call) {
   if (operators_ == before.size()) refuse_other_run(facts.name, "ended");
   const auto& [name, digest] = before[operators_++];
   if (digest == of_call) return;
-  refuse_other_run(facts.name, *name == facts.name ? "run it with arguments of other sizes, strides or stages"
-                                                   : str("run ", *name));
+  refuse_other_run(
+      facts.name, *name == facts.name ? "run it with arguments of other sizes, strides or stages" : str("run ", *name));
 }
 
 template <class Kind>

@@ -38,7 +38,7 @@ namespace trireme {
 namespace ownership {
 struct MicroBatch;
 struct Region;
-}
+}  // namespace ownership
 
 /// Counts of this stage since it was made.
 struct OwnershipCounters {
