@@ -77,6 +77,7 @@ std::vector<c10::IValue> values_from(const std::string& bytes) {
 at::Tensor Exchange::use(OperatorCall& call, const OperatorFacts& facts, const at::Tensor& tensor, int home, int stage,
                          const Next& next) {
   MicroBatch& now = *now_;
+  if (now.replay) return stage == stage_ && home != stage_ ? now.replay->value(facts) : at::Tensor();
   if (home == stage && !now.transfers.has_any()) return {};
   const bool needs = needs_gradient(tensor);
   const auto [entry, brings_data, from] = now.transfers.use(tensor, home, stage, stages_, needs);
@@ -108,28 +109,38 @@ at::Tensor Exchange::use(OperatorCall& call, const OperatorFacts& facts, const a
       entry->used_as = now.pieces.received(entry->data, id);
   }
   if (is_home || !is_user) return {};
+  now.keep(Region::Value{.data = entry->data, .needs_gradient = needs});
   return needs ? entry->used_as : entry->data;
 }
 
 void Exchange::tell(const OperatorFacts& facts, const ToldCall& told) {
+  if (now_->replay) return;
   const std::string bytes = bytes_of(told);
   for (int stage = 0; stage < stages_; ++stage)
     if (stage != stage_) mailbox_.send_bytes(stage, name(MessageKind::kTold, ++now_->sent[stage], facts), bytes);
 }
 
-ToldCall Exchange::hear(const OperatorFacts& facts, int from) {
+ToldCall Exchange::hear(const OperatorFacts& facts, int from, bool is_of_call) {
+  if (now_->replay) return now_->replay->told(facts);
   ++told_;
-  return told_from(mailbox_.take_bytes(from, name(MessageKind::kTold, ++now_->received[from], facts)));
+  ToldCall told = told_from(mailbox_.take_bytes(from, name(MessageKind::kTold, ++now_->received[from], facts)));
+  if (is_of_call) now_->keep(told);
+  return told;
 }
 
 void Exchange::tell_values(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> results) {
+  if (now_->replay) return;
   const std::string bytes = bytes_of_values(results);
   for (int stage = 0; stage < stages_; ++stage)
     if (stage != stage_) mailbox_.send_bytes(stage, name(MessageKind::kScalar, ++now_->sent[stage], facts), bytes);
 }
 
 std::vector<c10::IValue> Exchange::hear_values(const OperatorFacts& facts, int from) {
-  return values_from(mailbox_.take_bytes(from, name(MessageKind::kScalar, ++now_->received[from], facts)));
+  if (now_->replay) return now_->replay->numbers(facts);
+  const MessageName numbers = name(MessageKind::kScalar, ++now_->received[from], facts);
+  Region::Numbers values = values_from(mailbox_.take_bytes(from, numbers));
+  now_->keep(values);
+  return values;
 }
 
 MessageName Exchange::name(MessageKind kind, int64_t number, const OperatorFacts& facts) const {

@@ -12,7 +12,8 @@
 
 namespace trireme::ownership {
 
-/// Messages of the micro-batch that is set. Both sides of a message know its number.
+/// Messages of the micro-batch that is set. Both sides of a message know its number. The second run of a region has
+/// none: it gets what its first one received.
 class Exchange {
  public:
   Exchange(int stage, int stages, Mailbox& mailbox) : stage_(stage), stages_(stages), mailbox_(mailbox) {}
@@ -22,9 +23,10 @@ class Exchange {
   /// where it is the one; undefined: as it is.
   at::Tensor use(OperatorCall& call, const OperatorFacts& facts, const at::Tensor& tensor, int home, int stage,
                  const Next& next);
-  /// The results of an operator of this stage, to all others; and of one of the stage `from`.
+  /// The results of an operator of this stage, to all others; and of one of the stage `from`. `is_of_call`: they are
+  /// told of each call.
   void tell(const OperatorFacts& facts, const ToldCall& told);
-  ToldCall hear(const OperatorFacts& facts, int from);
+  ToldCall hear(const OperatorFacts& facts, int from, bool is_of_call);
   /// The same of numbers that the program reads.
   void tell_values(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> results);
   std::vector<c10::IValue> hear_values(const OperatorFacts& facts, int from);

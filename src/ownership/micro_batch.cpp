@@ -23,8 +23,11 @@ void MicroBatch::come_back(const OperatorFacts& facts, int from, int to) {
 
 void MicroBatch::note(const OperatorFacts& facts, const Key& key, int stage) {
   const uint64_t of_call = mix64(key.first + static_cast<uint64_t>(stage + 1));
+  if (replay) return replay->follow(facts, of_call);
   digest = mix64(digest ^ of_call);
   trace.emplace_back(&facts.name, of_call);
+  for (const auto& region : regions)
+    if (region->is_open && is_compared(facts)) region->operators.emplace_back(&facts.name, of_call);
 }
 
 }  // namespace trireme::ownership

@@ -5,11 +5,15 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <optional>
+#include <variant>
 #include <vector>
 
 #include "ownership/homes.h"
 #include "ownership/mailbox.h"
 #include "ownership/pieces.h"
+#include "ownership/region.h"
 #include "ownership/sizes.h"
 #include "ownership/transfers.h"
 
@@ -43,6 +47,8 @@ struct MicroBatch {
     int64_t number = 0;
   };
   std::vector<Output> outputs = {};
+  std::vector<std::shared_ptr<Region>> regions = {};  ///< whose first run has not ended
+  std::optional<Replay> replay = {};                  ///< this is no micro-batch, but the second run of a region
 
   /// An operator runs on `stage`. Throws StateError: as come_back().
   void visit(const OperatorFacts& facts, int stage);
@@ -50,6 +56,12 @@ struct MicroBatch {
   void come_back(const OperatorFacts& facts, int from, int to);
   /// Notes what other stages compare: an operator with its home, -1 where there is none.
   void note(const OperatorFacts& facts, const Key& key, int stage);
+  /// Something has come from another stage, which a second run of the region needs.
+  template <class Kind>
+  void keep(const Kind& received) {
+    for (const auto& region : regions)
+      if (region->is_open) region->received.emplace_back(received);
+  }
 };
 
 }  // namespace trireme::ownership

@@ -2,6 +2,9 @@
 
 #include <ATen/ops/ones_like.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "ownership/mailbox.h"
 #include "ownership/numbers.h"
 #include "ownership/ownership_pass.h"
@@ -70,8 +73,34 @@ class Ownership::Impl {
     mailbox_.follow(-1, nullptr);
   }
 
+  std::shared_ptr<Region> begin_region() {
+    MicroBatch& now = current("begin_region");
+    std::erase_if(now.regions, [](const auto& region) { return !region->is_open; });
+    auto region = std::make_shared<Region>(Region{.micro_batch = now.number,
+                                                  .seed = now.seed,
+                                                  .position = now.position,
+                                                  .randoms = now.randoms,
+                                                  .entered = pass_.entered(),
+                                                  .is_second = now.replay.has_value()});
+    if (!region->is_second) now.regions.push_back(region);
+    return region;
+  }
+
+  ownership::OwnershipPass::Running begin_replay(const std::shared_ptr<Region>& region, MicroBatch& again) {
+    if (region->is_open || region->is_second)
+      throw StateError(str("smp: torch.utils.checkpoint: what ", region->is_open ? "has not ended" : "runs again",
+                           " cannot run again yet"));
+    again.number = region->micro_batch;
+    again.seed = region->seed;
+    again.position = region->position;
+    again.randoms = region->randoms;
+    again.replay.emplace(region);
+    return pass_.exchange({.micro_batch = &again, .entered = region->entered});
+  }
+
   void backward(const at::Tensor& root, const at::Tensor& gradient, const Scale& scale) {
     MicroBatch& now = current("backward");
+    if (now.replay || !now.regions.empty()) refuse_root_in_region(now);
     if (!root.requires_grad())
       throw StateError(
           "backward: the tensor needs no gradient; it has to come from the model's parameters, and not "
@@ -148,6 +177,13 @@ class Ownership::Impl {
   }
 
  private:
+  static void refuse_root_in_region(const MicroBatch& now) {
+    if (now.replay || std::ranges::any_of(now.regions, [](const auto& region) { return region->is_open; }))
+      throw StateError(
+          "backward: a call inside of torch.utils.checkpoint, whose function runs again in the backward pass; call it "
+          "outside of that function");
+  }
+
   MicroBatch& current(const char* call) const {
     if (pass_.current() == nullptr) throw StateError(str(call, ": call it inside of a step function"));
     return *pass_.current();
@@ -202,6 +238,17 @@ Ownership::Scope::~Scope() { ownership_.impl_->leave(); }
 void Ownership::backward(const at::Tensor& root, const at::Tensor& gradient, const Scale& scale) {
   impl_->backward(root, gradient, scale);
 }
+std::shared_ptr<Ownership::Region> Ownership::begin_region() { return impl_->begin_region(); }
+void Ownership::end_region(Region& region) noexcept { region.is_open = false; }
+struct Ownership::Replay::State {
+  MicroBatch again;
+  ownership::OwnershipPass::Running before;
+};
+Ownership::Replay::Replay(Ownership& ownership, const std::shared_ptr<Region>& region)
+    : ownership_(ownership), state_(std::make_unique<State>()) {
+  state_->before = ownership_.impl_->begin_replay(region, state_->again);
+}
+Ownership::Replay::~Replay() { ownership_.impl_->pass().exchange(std::move(state_->before)); }
 bool Ownership::has_root(const MicroBatch& micro_batch) const { return micro_batch.has_root; }
 void Ownership::enter(int stage) {
   if (stage < 0 || stage >= stages()) throw ConfigError(str("stage ", stage, ": there are 0 to ", stages() - 1));

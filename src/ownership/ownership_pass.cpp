@@ -66,7 +66,7 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
     if (is_backward_ && (call.traits.random || at::GradMode::is_enabled())) check_second_run(call);
     return next(call);
   }
-  if (torch::autograd::get_current_graph_task_id() != -1)
+  if (!current_->replay && torch::autograd::get_current_graph_task_id() != -1)
     throw StateError(
         "smp: a backward pass was started inside of a step function; call model.backward(loss), which runs when the "
         "forward pass has ended (torch.autograd.grad() and create_graph are not there yet)");
@@ -76,6 +76,11 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
   if (stages_ == 1) return next(call);
   ++now.position;
   const HomedArguments homed = homes_.arguments_of(call);
+  // What a stage does in a second run alone must not become a call that it has told of.
+  if (now.replay && !is_compared(facts)) {
+    const bool is_remote = !homed.empty() && homed.front().home.stage != stage_;
+    return is_remote ? call.op.redispatchBoxed(call.keys, &call.stack) : next(call);
+  }
   std::optional<Home> home = home_of(facts, homed, entered_.empty() ? std::nullopt : std::optional(entered_.back()));
   if (home && forced_) home->stage = *forced_;
   if (!home) return run_replicated(call, facts, homed, next);
@@ -222,7 +227,7 @@ OwnershipPass::Replacements OwnershipPass::bring(OperatorCall& call, const Opera
                         .used = std::move(crossed),
                         .is_received = one.home.stage != stage_});
   }
-  if (facts.written != 0)
+  if (facts.written != 0 && !current_->replay)
     for (const HomedArgument& one : homed)
       if (is_written(call, one)) pieces.begin_write(*one.tensor);
   for (const Replaced& one : replaced)
@@ -381,7 +386,7 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
   ToldCall told_now;
   const ToldCall* told = tells ? nullptr : told_.find(key);
   if (told == nullptr) {
-    told_now = exchange_.hear(facts, home.stage);
+    told_now = exchange_.hear(facts, home.stage, tells);
     refuse_mixed(facts, told_now);
     told = tells ? &told_now : &told_.add(key, std::move(told_now));
   }

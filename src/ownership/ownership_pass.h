@@ -43,6 +43,19 @@ class OwnershipPass final : public Pass {
   void leave() {
     if (!entered_.empty()) entered_.pop_back();
   }
+  /// The micro-batch whose operators run, and the stages of the modules around the operator.
+  struct Running {
+    MicroBatch* micro_batch = nullptr;
+    std::vector<int> entered = {};
+  };
+  /// Runs what is given from here on; returns what ran.
+  Running exchange(Running running) {
+    std::swap(current_, running.micro_batch);
+    std::swap(entered_, running.entered);
+    exchange_.set(current_);
+    return running;
+  }
+  const std::vector<int>& entered() const { return entered_; }
   /// `tensor` on `stage`; see Ownership::move().
   at::Tensor move(const at::Tensor& tensor, int stage);
   OwnershipCounters counters() const {

@@ -3,8 +3,10 @@
 
 #include <exception>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "python/engine.h"
@@ -79,6 +81,23 @@ void set_optimizer(OwnedEngine& self, const Config& config, const std::vector<py
   self.set_optimizer(choice);
 }
 
+/// A part of a step function that runs again, as torch.utils.checkpoint's functions do: begun when it is made.
+class StepRegion {
+ public:
+  explicit StepRegion(std::shared_ptr<OwnedEngine> engine)
+      : engine_(std::move(engine)), region_(engine_->begin_region()) {}
+  StepRegion(const StepRegion&) = delete;
+  StepRegion& operator=(const StepRegion&) = delete;
+  void end() noexcept { Ownership::end_region(*region_); }
+  void enter() { replays_.push_back(engine_->replay(region_)); }
+  void exit() { replays_.pop_back(); }
+
+ private:
+  const std::shared_ptr<OwnedEngine> engine_;
+  const std::shared_ptr<Ownership::Region> region_;
+  std::vector<std::unique_ptr<Ownership::Replay>> replays_;
+};
+
 std::map<std::string, int64_t> counters(const OwnedEngine& self) {
   const OwnershipCounters counters = self.counters();
   return {{"own", counters.own},           {"remote", counters.remote}, {"replicated", counters.replicated},
@@ -88,6 +107,11 @@ std::map<std::string, int64_t> counters(const OwnedEngine& self) {
 }  // namespace
 
 void bind_step_engine(py::module_& module) {
+  py::class_<StepRegion>(module, "StepRegion",
+                         "A part of a step function, from begin_region() to end(), and its second runs: as a context.")
+      .def("end", &StepRegion::end)
+      .def("__enter__", &StepRegion::enter)
+      .def("__exit__", [](StepRegion& self, const py::args&) { self.exit(); });
   py::class_<OwnedEngine, EngineBase, std::shared_ptr<OwnedEngine>>(
       module, "StepEngine", py::multiple_inheritance(),
       "trireme::StepEngine of the stage that owns these tensors of a Python module here.")
@@ -110,6 +134,7 @@ void bind_step_engine(py::module_& module) {
       .def(
           "enter", [](OwnedEngine& self, int stage) { self.enter(stage); }, py::arg("stage"))
       .def("leave", [](OwnedEngine& self) { self.leave(); })
+      .def("begin_region", [](const std::shared_ptr<OwnedEngine>& self) { return std::make_unique<StepRegion>(self); })
       .def("update", &update, py::arg("changes"))
       .def("set_optimizer", &set_optimizer, py::arg("config"), py::arg("groups"), py::arg("make_client"))
       .def(

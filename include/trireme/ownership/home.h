@@ -16,7 +16,7 @@ struct Home {
 
 /// The end of errors about a part of a step function that runs again.
 inline constexpr const char* kNoSecondRun =
-    "a part of a step function that runs again in the backward pass (recompute(), torch.utils.checkpoint) has neither "
+    "a part of a step function that runs again in the backward pass (recompute()) has neither "
     "tensors of other stages nor the random numbers that it drew; write `trireme.recompute` = \"selective\"";
 
 }  // namespace trireme

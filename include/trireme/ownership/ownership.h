@@ -37,7 +37,8 @@ namespace trireme {
 
 namespace ownership {
 struct MicroBatch;
-}
+struct Region;
+}  // namespace ownership
 
 /// Counts of this stage since it was made.
 struct OwnershipCounters {
@@ -102,12 +103,32 @@ class Ownership {
   at::Tensor move(const at::Tensor& tensor, int stage);
   /// A copy of `tensor` on the host, with its numbers on every stage; itself where it has no home.
   at::Tensor numbers_of(const at::Tensor& tensor);
+  /// A *region*: operators from here to end_region() may run again in the backward pass, in a Replay. Regions nest.
+  using Region = ownership::Region;
+  std::shared_ptr<Region> begin_region();
+  static void end_region(Region& region) noexcept;
   /// The last call of a forward pass: `results` go from their stages to all, where outputs() has them, and the other
   /// stages are told that the pass has ended, with a digest of its operators that they compare with theirs.
   void end_forward(const std::vector<at::Tensor>& results);
 
   // Afterwards:
 
+  /// While it lives, operators of this thread are a second run of the region, on this stage by itself: they draw the
+  /// random numbers of the first run, and what that one got from other stages comes from its journal. It may end before
+  /// the region's end.
+  /// Throws    StateError: the region has not ended. An operator that the region's first run did not have is one, too.
+  class [[nodiscard]] Replay {
+   public:
+    Replay(Ownership& ownership, const std::shared_ptr<Region>& region);
+    ~Replay();
+    Replay(const Replay&) = delete;
+    Replay& operator=(const Replay&) = delete;
+
+   private:
+    struct State;
+    Ownership& ownership_;
+    const std::unique_ptr<State> state_;
+  };
   /// Whether any stage called backward(): all do, or none.
   bool has_root(const MicroBatch& micro_batch) const;
   /// Pieces of the micro-batch's backward pass on this stage; the last one runs first.

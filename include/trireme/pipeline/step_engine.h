@@ -71,6 +71,10 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
   /// As Ownership's.
   void enter(int stage) { ownership->enter(stage); }
   void leave() { ownership->leave(); }
+  std::shared_ptr<Ownership::Region> begin_region() { return ownership->begin_region(); }
+  std::unique_ptr<Ownership::Replay> replay(const std::shared_ptr<Ownership::Region>& region) {
+    return std::make_unique<Ownership::Replay>(*ownership, region);
+  }
   /// `tensor`, with its numbers on `stage`: before a layer's first operators that have no parameters, so that one
   /// tensor crosses in place of several. Inside of a step.
   at::Tensor move(const at::Tensor& tensor, int stage) { return ownership->move(tensor, stage); }

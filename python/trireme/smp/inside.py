@@ -1,6 +1,7 @@
 """Names of torch that programs call inside of a step function, where backward passes run later and tensors are on
 stages."""
 import torch
+from torch.utils import checkpoint
 
 from .. import ranks
 from ..errors import StateError, UnsupportedError
@@ -31,18 +32,38 @@ def _grad(original):
     return grad
 
 
-def _checkpoint(original):
-    def checkpoint(*args, **kwargs):
-        _refuse_checkpoint()
-        return original(*args, **kwargs)
+def _region(original):
+    """checkpoint() takes the first step of this generator before its function and the second one afterwards."""
+    def generator(function, preserve_rng_state, context_fn, determinism_check, debug, *args, **kwargs):
+        running, model = program.running(), program.model_or_none()
+        options = preserve_rng_state, context_fn, determinism_check, debug
+        if running is None or model is None or not model.partitioned or not torch.is_grad_enabled():
+            return original(function, *options, *args, **kwargs)
+        if context_fn is not checkpoint.noop_context_fn or debug:
+            raise UnsupportedError(f"{running.name}: torch.utils.checkpoint with context_fn or debug inside of a step function is not there yet; leave them out")
+        return _steps(running, model.engine("checkpoint()").core, function, lambda again: original(again, *options, *args, **kwargs))
 
-    return checkpoint
+    return generator
 
 
-def _refuse_checkpoint():
-    if (running := program.running()) is not None:
-        raise UnsupportedError(f"{running.name}: torch.utils.checkpoint inside of a step function is not there yet; leave it out (model.gradient_checkpointing_disable() "
-                               "of transformers), or give more micro-batches")
+def _steps(running, core, function, original):
+    def again(*args, **kwargs):
+        with program.run_of(running), region:
+            return function(*args, **kwargs)
+
+    steps = original(again)
+    next(steps)
+    region = core.begin_region()
+    try:
+        yield
+    finally:
+        region.end()
+    yield from steps
+
+
+def _not_reentrant(function, preserve_rng_state, *args):
+    """A reentrant checkpoint's backward pass is one of its own, which knows nothing of what came from other stages."""
+    return checkpoint.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
 
 
 def _applied(original):
@@ -51,12 +72,12 @@ def _applied(original):
     `original` is the descriptor: a class method of Python's in torch 2.11, one of C's in later versions."""
     def apply(cls, *args, **kwargs):
         run = original.__get__(None, cls)
-        if program.running() is None:
-            return run(*args, **kwargs)
-        if cls.__module__ == "torch.utils.checkpoint":
-            _refuse_checkpoint()
         model = program.model_or_none()
-        if model is None or not model.partitioned or model.engine("apply").over_one_stage:
+        if program.running() is None or model is None or not model.partitioned:
+            return run(*args, **kwargs)
+        if cls is checkpoint.CheckpointFunction:
+            return _not_reentrant(*args)
+        if model.engine("apply").over_one_stage or cls.__module__ == checkpoint.__name__:  # which keeps arguments where they are
             return run(*args, **kwargs)
         return _applied_on_one_stage(cls, run, model.engine("apply").core, args, kwargs)
 
@@ -89,6 +110,6 @@ PATCHES = Patches(__name__, "the tensors of an `smp.DistributedModel` get their 
     Wrapped("torch.autograd", "backward", "inside of a step function it notes where backward passes begin, as `model.backward()`", _backward),
     Wrapped("torch.autograd", "grad", "refused inside of a step function", _grad),
     Wrapped("torch.autograd", "Function.apply", "inside of a step function the arguments of a custom function come to one stage", _applied),
-    Wrapped("torch.utils.checkpoint", "_checkpoint_without_reentrant_generator", "refused inside of a step function", _checkpoint),
+    Wrapped("torch.utils.checkpoint", "_checkpoint_without_reentrant_generator", "inside of a step function what it computes again is computed on each stage by itself", _region),
     Wrapped("torch.amp", "GradScaler._unscale_grads_", "finds infinite gradients of all stages; all ranks skip a step, or none", gradients.unscaling),
 ], ranks.living)

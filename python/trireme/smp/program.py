@@ -89,8 +89,8 @@ def running():
 @contextlib.contextmanager
 def run_of(step):
     """While it lasts, the Running `step` runs on this thread."""
-    _here.running = step
+    before, _here.running = _here.running, step
     try:
         yield
     finally:
-        _here.running = None
+        _here.running = before

@@ -1,0 +1,1 @@
+"""The module of smp that has checkpoint(), under its name there."""

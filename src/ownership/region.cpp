@@ -1,0 +1,51 @@
+#include "ownership/region.h"
+
+#include <string>
+
+#include "trireme/base/error.h"
+
+namespace trireme::ownership {
+namespace {
+
+[[noreturn]] void refuse_other_run(const std::string& op, const std::string& before) {
+  throw StateError(str("smp: torch.utils.checkpoint: the function ran ", op, " in the backward pass where it had ",
+                       before, " in the forward pass; let it do the same both times: what it reads besides its ",
+                       "arguments must not have changed"));
+}
+
+}  // namespace
+
+bool is_compared(const OperatorFacts& facts) { return facts.name != "aten::detach"; }
+
+void Replay::follow(const OperatorFacts& facts, uint64_t of_call) {
+  if (!is_compared(facts)) return;
+  const OperatorTrace& before = region_->operators;
+  if (operators_ == before.size()) refuse_other_run(facts.name, "ended");
+  const auto& [name, digest] = before[operators_++];
+  if (digest == of_call) return;
+  refuse_other_run(
+      facts.name, *name == facts.name ? "run it with arguments of other sizes, strides or stages" : str("run ", *name));
+}
+
+template <class Kind>
+const Kind& Replay::next(const OperatorFacts& facts) {
+  const Kind* const found =
+      received_ < region_->received.size() ? std::get_if<Kind>(&region_->received[received_++]) : nullptr;
+  if (found == nullptr)
+    throw Error(ErrorCode::kInternal, str("ownership: ", facts.name, " of a region that runs again needs what other ",
+                                          "stages have, which its first run did not receive there"));
+  return *found;
+}
+
+at::Tensor Replay::value(const OperatorFacts& facts) {
+  const auto& [data, needs_gradient] = next<Region::Value>(facts);
+  at::Tensor tensor = data.detach();
+  tensor.set_requires_grad(needs_gradient);
+  return tensor;
+}
+
+ToldCall Replay::told(const OperatorFacts& facts) { return next<ToldCall>(facts); }
+
+Region::Numbers Replay::numbers(const OperatorFacts& facts) { return next<Region::Numbers>(facts); }
+
+}  // namespace trireme::ownership
