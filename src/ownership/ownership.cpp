@@ -64,12 +64,13 @@ class Ownership::Impl {
   }
 
   void enter(MicroBatch& micro_batch) {
-    if (pass_.current() != nullptr) throw StateError("Ownership::Scope: another micro-batch's forward pass runs");
-    pass_.set_current(&micro_batch);
+    if (pass_.running().micro_batch != nullptr)
+      throw StateError("Ownership::Scope: another micro-batch's forward pass runs");
+    pass_.exchange({.micro_batch = &micro_batch});
     mailbox_.follow(micro_batch.number, &micro_batch.trace);
   }
   void leave() noexcept {
-    pass_.set_current(nullptr);
+    pass_.exchange({});
     mailbox_.follow(-1, nullptr);
   }
 
@@ -80,7 +81,7 @@ class Ownership::Impl {
                                                   .seed = now.seed,
                                                   .position = now.position,
                                                   .randoms = now.randoms,
-                                                  .entered = pass_.entered(),
+                                                  .entered = pass_.running().entered,
                                                   .is_second = now.replay.has_value()});
     if (!region->is_second) now.regions.push_back(region);
     return region;
@@ -185,8 +186,8 @@ class Ownership::Impl {
   }
 
   MicroBatch& current(const char* call) const {
-    if (pass_.current() == nullptr) throw StateError(str(call, ": call it inside of a step function"));
-    return *pass_.current();
+    if (pass_.running().micro_batch == nullptr) throw StateError(str(call, ": call it inside of a step function"));
+    return *pass_.running().micro_batch;
   }
 
   /// Facts of a tensor that all stages know.

@@ -30,14 +30,8 @@ class OwnershipPass final : public Pass {
   void run(OperatorCall& call, Next next) override;
 
   Homes& homes() { return homes_; }
-  MicroBatch* current() const { return current_; }
   /// Between forward passes this thread runs a backward pass of theirs, or does not.
   void set_backward(bool is_backward) { is_backward_ = is_backward; }
-  void set_current(MicroBatch* micro_batch) {
-    current_ = micro_batch;
-    exchange_.set(micro_batch);
-    entered_.clear();
-  }
   /// Until leave(), what has no parameters is computed on `stage`.
   void enter(int stage) { entered_.push_back(stage); }
   void leave() {
@@ -55,7 +49,7 @@ class OwnershipPass final : public Pass {
     exchange_.set(current_);
     return running;
   }
-  const std::vector<int>& entered() const { return entered_; }
+  Running running() const { return {current_, entered_}; }
   /// `tensor` on `stage`; see Ownership::move().
   at::Tensor move(const at::Tensor& tensor, int stage);
   OwnershipCounters counters() const {
