@@ -76,7 +76,7 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
   if (stages_ == 1) return next(call);
   ++now.position;
   const HomedArguments homed = homes_.arguments_of(call);
-  // What a stage does in a second run alone must not become a call that it has told of.
+  // A call of a second run, which a stage does alone, must not become one that it has told of.
   if (now.replay && !is_compared(facts)) {
     const bool is_remote = !homed.empty() && homed.front().home.stage != stage_;
     return is_remote ? call.op.redispatchBoxed(call.keys, &call.stack) : next(call);

@@ -16,7 +16,7 @@
 
 namespace trireme::ownership {
 
-/// What the first run of a region had, and what a second one could not have without the other stages: its place in the
+/// The first run of a region, and all of it that a second one could not have without the other stages: its place in the
 /// micro-batch, by which it draws random numbers, and a journal of what came from them.
 struct Region {
   int64_t micro_batch = 0;

@@ -77,7 +77,8 @@ def _applied(original):
             return run(*args, **kwargs)
         if cls is checkpoint.CheckpointFunction:
             return _not_reentrant(*args)
-        if model.engine("apply").over_one_stage or cls.__module__ == checkpoint.__name__:  # which keeps arguments where they are
+        # which keeps arguments where they are
+        if model.engine("apply").over_one_stage or cls.__module__ == checkpoint.__name__:
             return run(*args, **kwargs)
         return _applied_on_one_stage(cls, run, model.engine("apply").core, args, kwargs)
 
