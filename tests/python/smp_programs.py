@@ -45,6 +45,15 @@ PRELUDE = """
     def weights(model):
         return of_all({name: bits(tensor) for named in (model.local_named_parameters(), model.local_named_buffers()) for name, tensor in named})
 
+    def stepping(model):
+        '''A step function whose loss is what the model gives.'''
+        @smp.step
+        def train_step(*batch):
+            loss = model(*batch)
+            model.backward(loss)
+            return loss
+        return train_step
+
     def trained(net, batches, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.125), steps=2, loss_of=None):
         '''[[losses, gradients] of each step, weights, the order of passes, stages with parameters]'''
         loss_of = loss_of or (lambda model, *batch: model(*batch))

@@ -21,11 +21,7 @@ _TRAINS = """
         return trained.model, smp.DistributedOptimizer((lambda parameters: OPTIMIZER)(trained.model.parameters()))
     model, optimizer = make()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
-    @smp.step
-    def train_step(x, y):
-        loss = model(x, y)
-        model.backward(loss)
-        return loss
+    train_step = stepping(model)
     def train(batches):
         losses = []
         for x, y in batches:
@@ -158,11 +154,7 @@ class States(Case):
     import trireme.ranks
     begin()
     model = smp.DistributedModel(Mlp())
-    @smp.step
-    def train_step(x, y):
-        loss = model(x, y)
-        model.backward(loss)
-        return loss
+    train_step = stepping(model)
     train_step(*mlp_batches()[0])
     other = None
     if smp.rank() == 0:
@@ -179,11 +171,7 @@ class States(Case):
         found = self.ran(2, """
     begin()
     model = smp.DistributedModel(Mlp())
-    @smp.step
-    def train_step(x, y):
-        loss = model(x, y)
-        model.backward(loss)
-        return loss
+    train_step = stepping(model)
     train_step(*mlp_batches()[0])
     result = [json.loads(text) for text in smp.state.world.gather(json.dumps(told(lambda: model.state_dict(gather_to_rank0=smp.rank() == 1))))]
 """)
@@ -231,11 +219,7 @@ class States(Case):
     net = Mlp()
     model = smp.DistributedModel(net)
     optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
-    @smp.step
-    def train_step(x, y):
-        loss = model(x, y)
-        model.backward(loss)
-        return loss
+    train_step = stepping(model)
     train_step(*mlp_batches()[0])
     optimizer.step()
     optimizer.zero_grad()
@@ -289,11 +273,7 @@ class Gradients(Case):
     expected = plain_steps(plain_net, batches, torch.optim.SGD(plain_net.parameters(), lr=0.5), step)
     model = smp.DistributedModel(net)
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5))
-    @smp.step
-    def train_step(x, y):
-        loss = model(x, y)
-        model.backward(loss)
-        return loss
+    train_step = stepping(model)
     losses, own = [], []
     for x, y in batches:
         optimizer.zero_grad()

@@ -35,7 +35,7 @@ def save(obj, f, partial=True, pickle_module=python_pickle, pickle_protocol=2, v
     """torch.save() of `obj` as `f`, a path; `partial`: of each mp_rank's as f_{mp_rank}. Collective over the ranks of
     the first copy of the model where it is partial (`if smp.rdp_rank() == 0`).
 
-    What stood there is there until all of it is written.
+    The save before it stands until all of this one is written.
 
     Raises  ConfigError: a path that is none, or another one on another rank. StateError: a partial save of another
             copy. IoError: it could not be written.
