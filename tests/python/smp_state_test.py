@@ -115,6 +115,20 @@ class States(Case):
             loads = self.program(_TRAINS + _LOADS, folder, ddp=True).replace("begin(**", "begin(partitions=2, **")
             self.assertEqual(self.ran(4, loads), found)
 
+    def test_counts_of_batch_norm_are_loaded_where_they_are(self):
+        found = self.ran(3, """
+    begin()
+    model = smp.DistributedModel(Cnn())
+    train_step = stepping(model)
+    train_step(*cnn_batches()[0])
+    whole = {name: value + 1 for name, value in model.state_dict().items()}
+    keys = model.load_state_dict(whole)
+    own = model.state_dict()
+    result = [[json.loads(text) for text in smp.state.world.gather(json.dumps([bits(own[name]) == bits(value) for name, value in whole.items()]))], keys.missing_keys]
+""")
+        self.assertEqual(found[1], [])
+        self.assertTrue(all(all(one) for one in found[0]))
+
     def test_what_state_dicts_have(self):
         found = self.ran(2, """
     begin()

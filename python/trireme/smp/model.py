@@ -232,7 +232,7 @@ class DistributedModel(torch.nn.Module):
         homes, stage = (self._engine.homes, self._engine.stage) if self.partitioned else ({}, 0)
         if states.is_partial(state_dict) and not (same_partition_load and self.partitioned):
             state_dict = states.joined("DistributedModel.load_state_dict()", state_dict, homes, stage)
-        return states.load(self.module, state_dict, strict, homes, stage)
+        return states.load(self.module, state_dict, strict, self._engine)
 
     def save_checkpoint(self, save_dir, tag=None, **options):
         """All that training needs, as save_dir/tag, which any number of stages loads; as Engine.save_checkpoint().

@@ -45,24 +45,25 @@ def whole(call, module, engine, to_rank_0):
     return found if keeps else collections.OrderedDict()
 
 
-def load(module, state_dict, strict, homes, stage):
+def load(module, state_dict, strict, engine):
     """module.load_state_dict() of the tensors that are on this stage, out of a whole state dict, or a partial one of
-    this stage. `homes`: {name: stage}, empty where every rank has all of them.
+    this stage. `engine`: None where every rank has all of them.
 
     Raises  ShapeError, StateError: it does not fit; nothing has changed then, unless hooks of modules rename tensors.
     """
     given = {name: value for name, value in state_dict.items() if name != PARTIAL}
     expected = module.state_dict()
     _check_shapes(given, expected)
-    is_here = lambda name: homes.get(name, stage) == stage
+    is_here = lambda name: engine is None or name not in expected or _home(engine, expected[name]) in (None, engine.stage)
     missing = [name for name in expected if name not in given and (is_here(name) or not is_partial(state_dict))]
     strange = [name for name in given if name not in expected]
     renames = any(inner._load_state_dict_pre_hooks for inner in module.modules())  # pylint: disable=protected-access
     if strict and not renames:
         _check_names(missing, strange)
     own = collections.OrderedDict((name, value) for name, value in given.items() if is_here(name))
-    if hasattr(state_dict, "_metadata"):
-        own._metadata = state_dict._metadata  # pylint: disable=protected-access
+    # Without versions modules would add what older ones lack, as BatchNorm does, in the place of other stages' tensors
+    if (versions := getattr(state_dict, "_metadata", None if missing else expected._metadata)) is not None:  # pylint: disable=protected-access
+        own._metadata = versions  # pylint: disable=protected-access
     loaded = module.load_state_dict(own, strict=False)
     missing = [name for name in loaded.missing_keys if name in missing]
     if strict:
