@@ -135,13 +135,13 @@ void check_complete(const Schedule& schedule, const std::vector<std::vector<Comp
   for (int stage = 0; stage < schedule.stages; ++stage) {
     std::map<std::tuple<int, int, Kind>, int> count;
     for (const auto& [kind, chunk, micro_batch] : computations[stage]) {
-      if (chunk < 0 || chunk >= schedule.chunks || micro_batch < 0 || micro_batch >= schedule.micro_batches)
+      if (chunk < 0 || chunk >= schedule.chunks_of(stage) || micro_batch < 0 || micro_batch >= schedule.micro_batches)
         throw ConfigError(str("schedule '", schedule.name, "': stage ", stage, " computes chunk ", chunk,
-                              " of micro-batch ", micro_batch, "; there are ", schedule.chunks, " chunks and ",
+                              " of micro-batch ", micro_batch, "; there are ", schedule.chunks_of(stage), " chunks and ",
                               schedule.micro_batches, " micro-batches, counted from 0"));
       ++count[{chunk, micro_batch, kind}];
     }
-    for (int chunk = 0; chunk < schedule.chunks; ++chunk)
+    for (int chunk = 0; chunk < schedule.chunks_of(stage); ++chunk)
       for (int micro_batch = 0; micro_batch < schedule.micro_batches; ++micro_batch) {
         const auto of = [&](Kind kind) { return count[{chunk, micro_batch, kind}]; };
         const int inputs = of(Kind::kBackwardInput), weights = of(Kind::kBackwardWeight), wholes = of(Kind::kBackward);
@@ -155,6 +155,12 @@ void check_complete(const Schedule& schedule, const std::vector<std::vector<Comp
   }
 }
 
+Schedule completed(Schedule schedule, const std::vector<std::vector<Computation>>& computations) {
+  check_complete(schedule, computations);
+  Assembly(schedule).run(computations);
+  return schedule;
+}
+
 }  // namespace
 
 Schedule assemble(std::string name, int stages, int micro_batches, int chunks, PartOrder order,
@@ -166,9 +172,22 @@ Schedule assemble(std::string name, int stages, int micro_batches, int chunks, P
                     .order = order,
                     .streams = {},
                     .buffers = {}};
-  check_complete(schedule, computations);
-  Assembly(schedule).run(computations);
-  return schedule;
+  return completed(std::move(schedule), computations);
+}
+
+Schedule assemble(std::string name, int micro_batches, const std::vector<int>& stage_of_part,
+                  const std::vector<std::vector<Computation>>& computations) {
+  Schedule schedule{.name = std::move(name),
+                    .stages = static_cast<int>(computations.size()),
+                    .micro_batches = micro_batches,
+                    .chunks = 1,
+                    .order = PartOrder::kListed,
+                    .stage_of_part = stage_of_part,
+                    .streams = {},
+                    .buffers = {}};
+  for (int stage = 0; stage < schedule.stages; ++stage)
+    schedule.chunks = std::max(schedule.chunks, schedule.chunks_of(stage));
+  return completed(std::move(schedule), computations);
 }
 
 }  // namespace trireme::pipeline

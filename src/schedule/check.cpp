@@ -35,8 +35,8 @@ void check_numbers(const Schedule& schedule) {
       if (instruction.micro_batch < 0 || instruction.micro_batch >= schedule.micro_batches)
         refuse(schedule, name_of(stage, instruction), " is of no micro-batch; there are ", schedule.micro_batches,
                ", counted from 0");
-      if (instruction.chunk < 0 || instruction.chunk >= schedule.chunks)
-        refuse(schedule, name_of(stage, instruction), " is of no chunk; there are ", schedule.chunks,
+      if (instruction.chunk < 0 || instruction.chunk >= schedule.chunks_of(stage))
+        refuse(schedule, name_of(stage, instruction), " is of no chunk; there are ", schedule.chunks_of(stage),
                ", counted from 0");
       if (instruction.buffer < 0 || instruction.buffer >= schedule.buffers[stage].at(instruction.chunk))
         refuse(schedule, name_of(stage, instruction), " has no buffer; the stage has ",
@@ -89,7 +89,7 @@ class StageCheck {
 
   void run() {
     for_each_instruction(schedule_, stage_, [&](const Instruction& instruction) { look_at(instruction); });
-    for (int chunk = 0; chunk < schedule_.chunks; ++chunk)
+    for (int chunk = 0; chunk < schedule_.chunks_of(stage_); ++chunk)
       for (int micro_batch = 0; micro_batch < schedule_.micro_batches; ++micro_batch) check_passed(chunk, micro_batch);
   }
 

@@ -157,13 +157,15 @@ class Run {
     const auto ready = ready_.find({stage, instruction.chunk, instruction.micro_batch});
     if (ready != ready_.end()) at.time = std::max(at.time, ready->second);
     const double begin = at.time;
-    at.time += time_of(instruction.kind);
+    at.time += time_of(instruction.kind) * factor_of(schedule_.part_of(stage, instruction.chunk));
     timeline_.slots[stage].push_back({instruction, begin, at.time});
     if (instruction.kind == Kind::kForward) ++at.live_activations;
     int& peak = timeline_.peak_activations[stage];
     peak = std::max(peak, at.live_activations);
     if (instruction.kind == Kind::kBackward || instruction.kind == Kind::kBackwardWeight) --at.live_activations;
   }
+
+  double factor_of(int part) const { return times_.of_part.empty() ? 1 : times_.of_part.at(part); }
 
   double time_of(Kind kind) const {
     switch (kind) {

@@ -1,8 +1,38 @@
 #include "trireme/schedule/schedule.h"
 
+#include <algorithm>
+
 #include "trireme/base/error.h"
 
 namespace trireme::pipeline {
+
+int Schedule::parts() const {
+  return order == PartOrder::kListed ? static_cast<int>(stage_of_part.size()) : stages * chunks;
+}
+
+int Schedule::part_of(int stage, int chunk) const {
+  if (order != PartOrder::kListed)
+    return order == PartOrder::kV && chunk == 1 ? parts() - 1 - stage : chunk * stages + stage;
+  int part = 0;
+  for (int seen = 0; part < parts() && (stage_of_part[part] != stage || seen++ < chunk); ++part) {
+  }
+  return part;
+}
+
+int Schedule::stage_of(int part) const {
+  if (order == PartOrder::kListed) return stage_of_part.at(part);
+  return order == PartOrder::kV && part >= stages ? parts() - 1 - part : part % stages;
+}
+
+int Schedule::chunk_of(int part) const {
+  if (order != PartOrder::kListed) return part / stages;
+  return static_cast<int>(std::count(stage_of_part.begin(), stage_of_part.begin() + part, stage_of_part.at(part)));
+}
+
+int Schedule::chunks_of(int stage) const {
+  if (order != PartOrder::kListed) return chunks;
+  return static_cast<int>(std::ranges::count(stage_of_part, stage));
+}
 
 const char* name_of(Kind kind) {
   switch (kind) {

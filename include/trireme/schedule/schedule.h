@@ -49,6 +49,7 @@ using Step = std::vector<Instruction>;
 enum class PartOrder : uint8_t {
   kLoop,  ///< chunk c of stage s is part c * stages + s
   kV,     ///< two chunks: stage s has the parts s and 2 * stages - 1 - s
+  kListed,  ///< as Schedule::stage_of_part says; chunk c of a stage is the c-th of its parts
 };
 
 /// The instructions of all stages.
@@ -56,17 +57,17 @@ struct Schedule {
   std::string name;
   int stages = 1;
   int micro_batches = 1;
-  int chunks = 1;  ///< of each stage
+  int chunks = 1;  ///< of each stage; under kListed, of the stage that has the most
   PartOrder order = PartOrder::kLoop;
+  std::vector<int> stage_of_part = {};     ///< under kListed
   std::vector<std::vector<Step>> streams;  ///< by stage
   std::vector<std::vector<int>> buffers;   ///< by stage and chunk: micro-batches whose activations are kept at once
 
-  int parts() const { return stages * chunks; }
-  int part_of(int stage, int chunk) const {
-    return order == PartOrder::kV && chunk == 1 ? parts() - 1 - stage : chunk * stages + stage;
-  }
-  int stage_of(int part) const { return order == PartOrder::kV && part >= stages ? parts() - 1 - part : part % stages; }
-  int chunk_of(int part) const { return part / stages; }
+  int parts() const;
+  int part_of(int stage, int chunk) const;
+  int stage_of(int part) const;
+  int chunk_of(int part) const;
+  int chunks_of(int stage) const;
 };
 
 /// DeepSpeed's TrainSchedule: one forward, one backward, in steps that all stages make together.
@@ -94,6 +95,20 @@ Schedule zero_bubble_v(int stages, int micro_batches);
 /// Source    DeepSeek-AI 2024, arXiv:2412.19437, section 3.2.1, cut in half as Sea AI Lab describe it.
 Schedule dual_pipe_v(int stages, int micro_batches);
 
+/// The options of visits_schedule().
+struct VisitsOptions {
+  int micro_batches = 1;
+  int active = 1;               ///< micro-batches that a stage has begun and not ended, at most
+  bool forwards_first = false;  ///< no stage goes backward before its last forward
+  bool has_backward = true;
+  std::vector<double> times = {};  ///< of each visit's forward, in any one unit; empty: all are as long
+};
+/// The order of a program that comes back to stages: `stage_of_visit` lists the stages that each micro-batch visits one
+/// after the other. A stage that is free takes a backward before a forward, and of two the lower micro-batch, as these
+/// would be ready if backward took twice the time of forward. Every part has its micro-batches in ascending order.
+/// Throws ConfigError too: a stage that is not visited.
+Schedule visits_schedule(const std::vector<int>& stage_of_visit, const VisitsOptions& options);
+
 /// "1f1b", "inference", "gpipe", "interleaved", "zb-h1", "zb-v", "dualpipe-v".
 std::vector<std::string> schedule_names();
 /// One of the above by its name; `chunks` is for "interleaved" alone.
@@ -111,6 +126,9 @@ struct Computation {
 /// peer in the order in which they are sent.
 /// Throws    ConfigError: a computation that is missing, or is there twice.
 Schedule assemble(std::string name, int stages, int micro_batches, int chunks, PartOrder order,
+                  const std::vector<std::vector<Computation>>& computations);
+/// The same over parts that are listed.
+Schedule assemble(std::string name, int micro_batches, const std::vector<int>& stage_of_part,
                   const std::vector<std::vector<Computation>>& computations);
 
 /// Fills in the micro-batches and peers of a schedule, with one chunk per stage, whose instructions name only their

@@ -14,6 +14,7 @@ struct PartTimes {
   double backward_input = 1;
   double backward_weight = 1;
   double message = 0;  ///< from the send to when the peer can receive it
+  std::vector<double> of_part = {};  ///< by part: how many times as long its computations are; empty: once
 };
 
 /// One computation.
