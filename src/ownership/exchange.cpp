@@ -85,17 +85,17 @@ at::Tensor Exchange::use(OperatorCall& call, const OperatorFacts& facts, const a
   const bool is_home = home == stage_, is_user = stage == stage_;
   // An earlier stage waits for a later one's forward pass, also where a small parameter travels.
   if (brings_data && home > stage) now.come_back(facts, home, stage);
+  if (brings_data) cross(home, stage);
   if (brings_data && is_home) {
     const MessageName value = name(MessageKind::kValue, ++now.sent[stage], facts);
     next.run(call, [&] { mailbox_.send(stage, value, packed(tensor)); });
-    now.pieces.note_sent();
   }
   if (brings_data && is_user) {
-    now.pieces.begin_receive();
     const Room room = make_room(tensor);
     mailbox_.take(home, name(MessageKind::kValue, ++now.received[home], facts), room.buffer);
     entry->data = filled(room);
   }
+  if (from >= 0) cross(from, stage);
   if (from == stage_) {
     const TransferId id{.stage = stage, .number = ++now.sent[stage]};
     now.pieces.sent(is_home ? tensor : entry->used_as, id);
@@ -113,23 +113,42 @@ at::Tensor Exchange::use(OperatorCall& call, const OperatorFacts& facts, const a
   return needs ? entry->used_as : entry->data;
 }
 
-void Exchange::tell(const OperatorFacts& facts, const ToldCall& told) {
+/// Something goes from one stage to another. A turn that begins by it is a piece of the graph, too.
+void Exchange::cross(int from, int to) {
+  const bool begins = now_->turns.message(from, to);
+  if (from == stage_) now_->pieces.note_sent();
+  if (to != stage_) return;
+  if (begins && turns_ != nullptr) turns_->begin_turn();
+  now_->pieces.begin_receive();
+}
+
+void Exchange::cross_to_all(int from) {
+  for (int stage = 0; stage < stages_; ++stage)
+    if (stage != from) cross(from, stage);
+}
+
+void Exchange::tell(const OperatorFacts& facts, const Key* key, const ToldCall& told) {
   if (now_->replay) return;
   const std::string bytes = bytes_of(told);
+  if (key != nullptr) return mailbox_.send_told(now_->number, *key, facts.name, bytes);
+  cross_to_all(stage_);
   for (int stage = 0; stage < stages_; ++stage)
     if (stage != stage_) mailbox_.send_bytes(stage, name(MessageKind::kTold, ++now_->sent[stage], facts), bytes);
 }
 
-ToldCall Exchange::hear(const OperatorFacts& facts, int from, bool is_of_call) {
+ToldCall Exchange::hear(const OperatorFacts& facts, const Key* key, int from) {
   if (now_->replay) return now_->replay->told(facts);
   ++told_;
+  if (key != nullptr) return told_from(mailbox_.take_told(from, *key, name(MessageKind::kToldOnce, 0, facts)));
+  cross_to_all(from);
   ToldCall told = told_from(mailbox_.take_bytes(from, name(MessageKind::kTold, ++now_->received[from], facts)));
-  if (is_of_call) now_->keep(told);
+  now_->keep(told);
   return told;
 }
 
 void Exchange::tell_values(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> results) {
   if (now_->replay) return;
+  cross_to_all(stage_);
   const std::string bytes = bytes_of_values(results);
   for (int stage = 0; stage < stages_; ++stage)
     if (stage != stage_) mailbox_.send_bytes(stage, name(MessageKind::kScalar, ++now_->sent[stage], facts), bytes);
@@ -137,6 +156,7 @@ void Exchange::tell_values(const OperatorFacts& facts, c10::ArrayRef<c10::IValue
 
 std::vector<c10::IValue> Exchange::hear_values(const OperatorFacts& facts, int from) {
   if (now_->replay) return now_->replay->numbers(facts);
+  cross_to_all(from);
   const MessageName numbers = name(MessageKind::kScalar, ++now_->received[from], facts);
   Region::Numbers values = values_from(mailbox_.take_bytes(from, numbers));
   now_->keep(values);

@@ -18,15 +18,16 @@ class Exchange {
  public:
   Exchange(int stage, int stages, Mailbox& mailbox) : stage_(stage), stages_(stages), mailbox_(mailbox) {}
   void set(MicroBatch* micro_batch) { now_ = micro_batch; }
+  void take_turns(ForwardTurns* turns) { turns_ = turns; }
 
   /// `stage` uses `tensor`, of the stage `home`: sends what it needs of this stage. Returns what this stage uses it as,
   /// where it is the one; undefined: as it is.
   at::Tensor use(OperatorCall& call, const OperatorFacts& facts, const at::Tensor& tensor, int home, int stage,
                  const Next& next);
-  /// The results of an operator of this stage, to all others; and of one of the stage `from`. `is_of_call`: they are
-  /// told of each call.
-  void tell(const OperatorFacts& facts, const ToldCall& told);
-  ToldCall hear(const OperatorFacts& facts, int from, bool is_of_call);
+  /// The results of an operator of this stage, to all others; and of one of the stage `from`. `key`: they hold for
+  /// every call that has it, and are told once; null: they are told of each call.
+  void tell(const OperatorFacts& facts, const Key* key, const ToldCall& told);
+  ToldCall hear(const OperatorFacts& facts, const Key* key, int from);
   /// The same of numbers that the program reads.
   void tell_values(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> results);
   std::vector<c10::IValue> hear_values(const OperatorFacts& facts, int from);
@@ -34,11 +35,14 @@ class Exchange {
 
  private:
   MessageName name(MessageKind kind, int64_t number, const OperatorFacts& facts) const;
+  void cross(int from, int to);
+  void cross_to_all(int from);
 
   const int stage_;
   const int stages_;
   Mailbox& mailbox_;
   MicroBatch* now_ = nullptr;
+  ForwardTurns* turns_ = nullptr;
   int64_t told_ = 0;
 };
 

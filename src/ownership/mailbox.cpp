@@ -81,6 +81,7 @@ std::string text_of(const MessageName& name) {
     case MessageKind::kScalar:
       return "the number of " + of_operator;
     case MessageKind::kTold:
+    case MessageKind::kToldOnce:
       return "the sizes of " + of_operator;
     case MessageKind::kEnd:
       return "the end of " + of_micro_batch;
@@ -120,7 +121,7 @@ Mailbox::Lane& Mailbox::lane(int stage) {
 // --- sending -------------------------------------------------------------------------------------------------------
 
 void Mailbox::send(int stage, const MessageName& name, uint64_t digest, const at::Tensor& elements) {
-  if (is_forward(name.kind)) lane(stage).sent = {name.micro_batch, name.number};
+  if (is_forward(name.kind)) lane(stage).sent[name.micro_batch] = name.number;
   Header header{.micro_batch = name.micro_batch,
                 .number = name.number,
                 .position = name.position,
@@ -139,6 +140,16 @@ void Mailbox::send_bytes(int stage, const MessageName& name, const std::string& 
   send(stage, name, 0, bytes_of(bytes));
 }
 
+void Mailbox::send_told(int64_t micro_batch, const ownership::Key& key, const std::string& op,
+                        const std::string& bytes) {
+  const WithoutInterception own_operators;
+  told_.emplace(key.first, key.second);
+  const auto number = static_cast<int64_t>(key.first);
+  for (const Lane& to : lanes_)
+    if (to.stage != post_.stage())
+      send(to.stage, {micro_batch, number, MessageKind::kToldOnce, 0, op}, key.second, bytes_of(bytes));
+}
+
 void Mailbox::send_gradient(int stage, int64_t micro_batch, int64_t number, const at::Tensor& gradient) {
   if (!gradient.defined()) return send(stage, {micro_batch, number, MessageKind::kNoGradient, 0, ""}, 0, {});
   const WithoutInterception own_operators;
@@ -152,19 +163,25 @@ void Mailbox::send_output(int stage, int64_t micro_batch, int64_t number, const 
 }
 
 void Mailbox::send_end(int stage, int64_t micro_batch, uint64_t digest, const OperatorTrace& trace) {
-  if (micro_batch > ended_) {
-    ended_ = micro_batch;
-    records_.emplace(micro_batch, Record{digest, trace});
+  if (!is_ended(micro_batch)) {
+    ended_.insert(micro_batch);
+    ++ends_;
+    records_.emplace(micro_batch, Record{digest, trace, post_.size() - 1});
   }
   const auto operators = static_cast<int64_t>(trace.size());
   send(stage, {micro_batch, INT64_MAX, MessageKind::kEnd, operators, ""}, digest, {});
   Lane& other = lane(stage);
   // Ends that came before this stage had ended the micro-batch, too.
-  while (!other.forward.empty() && other.forward.front().header.micro_batch <= micro_batch) {
-    const Letter letter = std::move(other.forward.front());
-    other.forward.pop_front();
-    meet_end(other, letter.header);
-  }
+  const auto came = other.forward.extract(micro_batch);
+  if (came.empty()) return;
+  for (const Letter& letter : came.mapped()) meet_end(other, letter.header);
+}
+
+void Mailbox::follow(int64_t micro_batch, const OperatorTrace* trace) {
+  if (trace != nullptr)
+    followed_[micro_batch] = trace;
+  else
+    followed_.erase(micro_batch);
 }
 
 // Other stages are heard meanwhile: one that has failed takes nothing any more.
@@ -174,11 +191,13 @@ void Mailbox::flush() {
 
 void Mailbox::finish() {
   if (!post_.is_open()) return;
+  const int64_t last = ended_.empty() ? ended_below_ : *ended_.rbegin();
   const auto await_all = [&](MessageKind kind, const auto& is_there) {
     for (const Lane& other : lanes_)
-      if (other.stage != post_.stage()) await(other.stage, {ended_, 0, kind, 0, ""}, [&] { return is_there(other); });
+      if (other.stage != post_.stage())
+        take({.stage = other.stage, .name = {last, 0, kind, 0, ""}, .key = {}, .has_come = [&] { return is_there(other); }});
   };
-  await_all(MessageKind::kEnd, [&](const Lane& other) { return other.compared >= ended_; });
+  await_all(MessageKind::kEnd, [&](const Lane& other) { return other.compared >= ends_; });
   post_.send_finished();
   await_all(MessageKind::kFinished, [&](const Lane& other) { return post_.has_finished(other.stage); });
   for (const Lane& other : lanes_)
@@ -187,12 +206,20 @@ void Mailbox::finish() {
                        " to stage ", post_.stage(), ", which does not take it", kAdvice));
   flush();
   post_.end_step();
+  ended_below_ = last;
+  ended_.clear();
+  has_stalled_ = false;
+  for (Lane& other : lanes_) {
+    other.sent.clear();
+    other.waiting.reset();
+  }
 }
 
 void Mailbox::clear() {
   for (Lane& other : lanes_) {
     other.forward.clear();
     other.aside.clear();
+    other.told.clear();
     other.waiting.reset();
   }
   records_.clear();
@@ -206,20 +233,25 @@ Letter Mailbox::receive(int stage, const MessageName& name, const at::Tensor& bu
   Lane& from = lane(stage);
   const Key key{name.kind, name.micro_batch, name.number};
   const at::Tensor bytes = as_bytes(buffer);
-  wanted_ = {.stage = stage, .key = key, .buffer = bytes};
-  auto found = from.aside.end();
-  if (is_forward(name.kind))
-    await(stage, name, [&] { return !from.forward.empty(); });
-  else
-    await(stage, name, [&] { return (found = from.aside.find(key)) != from.aside.end(); });
-  wanted_.reset();
+  struct Room {
+    std::map<std::pair<int, Key>, at::Tensor>& wanted;
+    const std::pair<int, Key> of;
+    ~Room() { wanted.erase(of); }
+  } const room{wanted_, {stage, key}};
+  if (bytes.defined()) wanted_.insert_or_assign(room.of, bytes);
   Letter letter;
   if (is_forward(name.kind)) {
-    letter = std::move(from.forward.front());
-    from.forward.pop_front();
+    const auto due = [&] {  // of another micro-batch only where passes take turns
+      return turns_ != nullptr ? from.forward.find(name.micro_batch) : from.forward.begin();
+    };
+    take({.stage = stage, .name = name, .key = {}, .has_come = [&] { return due() != from.forward.end(); }});
+    const auto queue = due();
+    letter = std::move(queue->second.front());
+    queue->second.pop_front();
+    if (queue->second.empty()) from.forward.erase(queue);
   } else {
-    letter = std::move(found->second);
-    from.aside.erase(found);
+    take({.stage = stage, .name = name, .key = {}, .has_come = [&] { return from.aside.contains(key); }});
+    letter = std::move(from.aside.extract(key).mapped());
   }
   const Header& came = letter.header;
   const auto here = [&] { return wait_text(post_.stage(), name, stage); };
@@ -243,6 +275,13 @@ std::string Mailbox::take_bytes(int stage, const MessageName& name) {
   return text_in(receive(stage, name, {}).elements);
 }
 
+std::string Mailbox::take_told(int stage, const ownership::Key& key, const MessageName& name) {
+  Lane& from = lane(stage);
+  const SizesKey sizes{key.first, key.second};
+  take({.stage = stage, .name = name, .key = key, .has_come = [&] { return from.told.contains(sizes); }});
+  return std::move(from.told.extract(sizes).mapped());
+}
+
 at::Tensor Mailbox::take_gradient(int stage, int64_t micro_batch, int64_t number, at::IntArrayRef sizes,
                                   at::ScalarType dtype) {
   const WithoutInterception own_operators;
@@ -262,13 +301,12 @@ void Mailbox::take_output(int stage, int64_t micro_batch, int64_t number, const 
   (void)receive(stage, {micro_batch, number, MessageKind::kOutput, 0, ""}, buffer);
 }
 
-/// The buffer of the take that waits, where this is its message.
+/// The buffer of the take that waits for it.
 at::Tensor Mailbox::room(int stage, const Header& header) {
-  const Key key{header.kind, header.micro_batch, header.number};
-  const bool is_it = wanted_ && wanted_->stage == stage && wanted_->key == key && wanted_->buffer.defined() &&
-                     wanted_->buffer.numel() == header.bytes &&
-                     wanted_->buffer.device().is_cpu() == !header.is_on_device;
-  return is_it ? wanted_->buffer : at::Tensor();
+  const auto wanted = wanted_.find({stage, Key{header.kind, header.micro_batch, header.number}});
+  const bool fits = wanted != wanted_.end() && wanted->second.numel() == header.bytes &&
+                    wanted->second.device().is_cpu() == !header.is_on_device;
+  return fits ? wanted->second : at::Tensor();
 }
 
 void Mailbox::read(int stage, Letter letter) {
@@ -276,7 +314,11 @@ void Mailbox::read(int stage, Letter letter) {
   const Header& header = letter.header;
   from.waiting.reset();  // what it waited for has come
   if (header.kind == MessageKind::kWaiting) {
-    from.waiting = header;
+    if (header.awaited_from >= 0) from.waiting = header;
+  } else if (header.kind == MessageKind::kStalled) {
+    has_stalled_ = true;
+  } else if (header.kind == MessageKind::kToldOnce) {
+    from.told.emplace(SizesKey{header.number, header.digest}, text_in(letter.elements));
   } else if (header.kind == MessageKind::kTrace && !is_diverging_) {
     const int64_t micro_batch = header.micro_batch;
     from.aside.emplace(Key{MessageKind::kTrace, micro_batch, 0}, letter);
@@ -286,10 +328,10 @@ void Mailbox::read(int stage, Letter letter) {
     const bool is_missing = header.kind == MessageKind::kNoGradient;
     const Key key{is_missing ? MessageKind::kGradient : header.kind, header.micro_batch, header.number};
     from.aside.insert_or_assign(key, std::move(letter));
-  } else if (header.micro_batch <= ended_) {
+  } else if (is_ended(header.micro_batch)) {
     meet_end(from, header);
   } else {
-    from.forward.push_back(std::move(letter));
+    from.forward[header.micro_batch].push_back(std::move(letter));
   }
 }
 
@@ -303,14 +345,11 @@ void Mailbox::meet_end(Lane& other, const Header& end) {
             str("stage ", other.stage, " has sent ", text_of(name_of(end)), " to stage ", post_.stage(),
                 ", which has ended micro-batch ", end.micro_batch,
                 found != records_.end() ? str(" after ", found->second.trace.size(), " operators") : ""));
-  const Record& own = found->second;
+  Record& own = found->second;
   if (end.digest != own.digest || end.position != static_cast<int64_t>(own.trace.size()))
     diverge(other, end.micro_batch, other_operators(post_.stage(), other.stage, end.micro_batch));
-  other.compared = end.micro_batch;
-  const auto is_past = [&](const Lane& lane) {
-    return lane.stage == post_.stage() || lane.compared >= end.micro_batch;
-  };
-  if (std::ranges::all_of(lanes_, is_past)) records_.erase(found);
+  ++other.compared;
+  if (--own.left == 0) records_.erase(found);
 }
 
 /// The operators that a stage ran in a micro-batch.
@@ -321,7 +360,8 @@ struct Mailbox::Trace {
 
 Mailbox::Trace Mailbox::trace_of(int64_t micro_batch) const {
   if (const auto ended = records_.find(micro_batch); ended != records_.end()) return {&ended->second.trace, true};
-  return {followed_.first == micro_batch ? followed_.second : nullptr, false};
+  const auto followed = followed_.find(micro_batch);
+  return {followed != followed_.end() ? followed->second : nullptr, false};
 }
 
 void Mailbox::send_trace(int stage, int64_t micro_batch, const std::string& text) {
@@ -376,60 +416,129 @@ void Mailbox::diverge(Lane& other, int64_t micro_batch, const std::string& text)
   post_.refuse(str(ran(stage_one, one), " and ", ran(stage_two, two), where, kAdvice));
 }
 
+bool Mailbox::is_under_way(const Lane& to, const Header& wanted) const {
+  if (wanted.awaited == MessageKind::kToldOnce)
+    return told_.contains({static_cast<uint64_t>(wanted.number), wanted.digest});
+  const auto sent = to.sent.find(wanted.micro_batch);
+  return sent != to.sent.end() && sent->second >= wanted.number;
+}
+
+/// Whether this stage, which waits at `here`, has run the operator at `position`.
+bool Mailbox::is_past(int64_t micro_batch, int64_t position, const MessageName& here) const {
+  const bool takes_turns = turns_ != nullptr && micro_batch != here.micro_batch;
+  if (is_forward(here.kind) && !takes_turns && std::pair(micro_batch, position) < std::pair(here.micro_batch, here.position))
+    return true;
+  const auto followed = followed_.find(micro_batch);
+  return followed != followed_.end() ? static_cast<int64_t>(followed->second->size()) > position
+                                     : is_ended(micro_batch);
+}
+
 /// Two stages wait for each other: one is past the operator of which the other one waits for a message, or both are
 /// at the same one: it will never be sent.
 void Mailbox::check_waiting(const MessageName& name, int from) {
   for (const Lane& other : lanes_) {
-    if (!other.waiting) continue;
+    if (!other.waiting || other.waiting->awaited_from != post_.stage()) continue;
     MessageName theirs = name_of(*other.waiting);
     theirs.kind = other.waiting->awaited;
-    if (other.sent >= std::pair(theirs.micro_batch, theirs.number)) continue;  // it is under way
-    const std::pair at{theirs.micro_batch, theirs.position}, here{name.micro_batch, name.position};
-    if (at > here || (at == here && other.stage != from)) continue;
+    const bool is_of_forward =
+        theirs.kind == MessageKind::kToldOnce || (is_forward(theirs.kind) && theirs.kind != MessageKind::kEnd);
+    if (!is_of_forward || is_under_way(other, *other.waiting)) continue;
+    const bool is_at_same = other.stage == from && theirs.micro_batch == name.micro_batch &&
+                            theirs.position == name.position && name.kind != MessageKind::kGradient;
+    if (!is_at_same && !is_past(theirs.micro_batch, theirs.position, name)) continue;
     diverge(lane(other.stage), std::min(theirs.micro_batch, name.micro_batch),
             str(wait_text(other.stage, theirs, post_.stage()), ", which has not sent it and waits for ", text_of(name),
                 " from stage ", from));
   }
 }
 
-/// Waits until `is_there`, which reading what comes changes.
-void Mailbox::await(int stage, const MessageName& name, const std::function<bool()>& is_there) {
+/// Whether every other stage has said that it waits, and not for what this one has sent.
+bool Mailbox::do_all_wait() const {
+  return std::ranges::all_of(lanes_, [&](const Lane& other) {
+    if (other.stage == post_.stage()) return true;
+    return other.waiting && (other.waiting->awaited_from != post_.stage() || !is_under_way(other, *other.waiting));
+  });
+}
+
+void Mailbox::tell_waiting(const Header& header) {
+  for (const Lane& other : lanes_)
+    if (other.stage != post_.stage()) post_.send(other.stage, header, {});
+}
+
+void Mailbox::stall() {
+  has_stalled_ = true;
+  tell_waiting({.kind = MessageKind::kStalled});
+}
+
+bool Mailbox::has_come(const Wait& wait) {
+  if (wait.has_come()) return true;
+  progress();
+  return wait.has_come();
+}
+
+void Mailbox::take(const Wait& wait) {
   post_.begin_step();
-  const auto here = [&] { return wait_text(post_.stage(), name, stage); };
-  const auto begun = Clock::now();
+  if (has_come(wait)) return;
+  ++waits_[static_cast<size_t>(wait.name.kind)];
+  if (turns_ != nullptr && turns_->await(wait)) return;
+  while (!await(wait)) {
+  }
+}
+
+/// What a stage does while it waits: looks for what ends the wait without the message.
+bool Mailbox::watch_wait(const Wait& wait, Clock::duration waited, bool& has_told) {
+  const MessageName& name = wait.name;
+  const auto here = [&] { return wait_text(post_.stage(), name, wait.stage); };
+  if (post_.has_finished(wait.stage))
+    post_.refuse(str(here(), ", which has finished the step without sending it", kAdvice));
+  if (waited > post_.timeout())
+    post_.refuse(str(here(), ", and nothing has come for ",
+                     std::chrono::duration_cast<std::chrono::seconds>(waited).count(), " s"),
+                 ErrorCode::kTimeout);
+  const bool is_watched = turns_ != nullptr || name.kind == MessageKind::kToldOnce ||
+                          (is_forward(name.kind) && name.kind != MessageKind::kEnd);
+  if (waited < kPatience || !is_watched) return false;
+  if (!std::exchange(has_told, true)) {
+    const bool has_key = name.kind == MessageKind::kToldOnce;
+    Header note{.micro_batch = name.micro_batch,
+                .number = has_key ? static_cast<int64_t>(wait.key.first) : name.number,
+                .position = name.position,
+                .digest = wait.key.second,
+                .kind = MessageKind::kWaiting,
+                .awaited = name.kind,
+                .awaited_from = wait.stage};
+    note.set_op(name.op);
+    tell_waiting(note);
+  }
+  check_waiting(name, wait.stage);
+  if (turns_ != nullptr && !has_stalled_ && do_all_wait()) stall();
+  return false;
+}
+
+bool Mailbox::await(const Wait& wait) {
+  const bool has_stalled_before = has_stalled_;
+  auto begun = Clock::now();
   bool has_told = false;
+  const auto end_note = [&] {
+    if (std::exchange(has_told, false)) tell_waiting({.kind = MessageKind::kWaiting});
+  };
   const auto is_over = [&] {
-    if (is_there()) return true;
-    if (post_.has_finished(stage))
-      post_.refuse(str(here(), ", which has finished the step without sending it", kAdvice));
-    const auto waited = Clock::now() - begun;
-    if (waited > post_.timeout())
-      post_.refuse(str(here(), ", and nothing has come for ",
-                       std::chrono::duration_cast<std::chrono::seconds>(waited).count(), " s"),
-                   ErrorCode::kTimeout);
-    if (waited < kPatience || !is_forward(name.kind) || name.kind == MessageKind::kEnd) return false;
-    if (!std::exchange(has_told, true)) {
-      Header note{.micro_batch = name.micro_batch,
-                  .number = name.number,
-                  .position = name.position,
-                  .kind = MessageKind::kWaiting,
-                  .awaited = name.kind};
-      note.set_op(name.op);
-      post_.send(stage, note, {});
+    if (wait.has_come() || has_stalled_ != has_stalled_before) return true;
+    if (turns_ != nullptr && turns_->meanwhile()) {
+      end_note();
+      begun = Clock::now();
+      return wait.has_come();
     }
-    check_waiting(name, stage);
-    return false;
+    return watch_wait(wait, Clock::now() - begun, has_told) || has_stalled_ != has_stalled_before;
   };
   try {
-    if (post_.wait_until(is_over)) ++waits_[static_cast<size_t>(name.kind)];
+    (void)post_.wait_until(is_over);
   } catch (const CommError& error) {
-    wanted_.reset();
     if (error.code() == ErrorCode::kDiverged || error.code() == ErrorCode::kTimeout) throw;
-    throw CommError(error.code(), str(here(), ": ", error.what()));
-  } catch (...) {
-    wanted_.reset();
-    throw;
+    throw CommError(error.code(), str(wait_text(post_.stage(), wait.name, wait.stage), ": ", error.what()));
   }
+  end_note();
+  return wait.has_come();
 }
 
 }  // namespace trireme::ownership

@@ -9,18 +9,22 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "ownership/post.h"
+#include "ownership/sizes.h"
 #include "trireme/comm/group.h"
+#include "trireme/ownership/ownership.h"
 
 namespace trireme::ownership {
 
@@ -33,14 +37,22 @@ struct MessageName {
   std::string op;    ///< "aten::add.Tensor"; errors have its beginning
 };
 
+/// A message that somebody waits for.
+struct Wait {
+  int stage;
+  MessageName name;
+  ownership::Key key;              ///< of sizes
+  std::function<bool()> has_come;  ///< which reading what comes changes
+};
+
 /// The operators of a micro-batch by their order: name, which outlives the trace, and digest.
 using OperatorTrace = std::vector<std::pair<const std::string*, uint64_t>>;
 
-/// Messages of one stage with all others. Values, numbers, sizes and ends of micro-batches, the *forward lane*, are
-/// taken in the order in which they were sent; gradients and outputs in any order.
+/// Messages of one stage with all others. Values, numbers, sizes of calls and ends, the *forward lane* of a micro-batch,
+/// are taken in the order in which they were sent; gradients, outputs and sizes of keys in any order.
 ///
-/// Requires  micro-batches run their forward one after the other, with ascending numbers. A stage that is at an
-///           operator has sent what other stages need for the ones before it, and what the one needs that it waits for.
+/// Requires  forward passes begin with ascending numbers. In each of them a stage that is at an operator has sent what
+///           other stages need for the ones before it, and what the one needs that it waits for.
 /// Throws    (every method that receives) CommError: kDiverged, naming what both stages are at: a message is not the
 ///           awaited one, is damaged, or will never come, or two stages ran other operators in a micro-batch; kTimeout.
 ///           The group is aborted with the text, so that every stage throws it.
@@ -54,6 +66,9 @@ class Mailbox final : private Post::Reader {
   /// Starts sending `elements`, contiguous, which nobody may write before flush(). An undefined one is a name alone.
   void send(int stage, const MessageName& name, const at::Tensor& elements);
   void send_bytes(int stage, const MessageName& name, const std::string& bytes);
+  /// Sizes that hold for every call with this key, to all other stages; once on a stage.
+  void send_told(int64_t micro_batch, const ownership::Key& key, const std::string& op, const std::string& bytes);
+  std::string take_told(int stage, const ownership::Key& key, const MessageName& name);
   /// Waits for the next message of the forward lane, which has to be this one, and for its elements in `buffer`,
   /// contiguous, of the sizes and dtype that were sent.
   void take(int stage, const MessageName& name, const at::Tensor& buffer);
@@ -70,10 +85,19 @@ class Mailbox final : private Post::Reader {
   void take_output(int stage, int64_t micro_batch, int64_t number, const at::Tensor& buffer);
 
   /// A forward pass begins, in which `trace` grows, or is left (null). Errors name the first operator that differs.
-  void follow(int64_t micro_batch, const OperatorTrace* trace) { followed_ = {micro_batch, trace}; }
+  void follow(int64_t micro_batch, const OperatorTrace* trace);
   /// Ends the forward of a micro-batch towards `stage`, and compares as soon as the other's end is there: `digest` is
   /// that of all operators, `trace` says by which they were made. To call for every other stage, with the same.
   void send_end(int stage, int64_t micro_batch, uint64_t digest, const OperatorTrace& trace);
+
+  /// Forward passes take turns; null: they do not.
+  void take_turns(ForwardTurns* turns) { turns_ = turns; }
+  /// Whether the message is there, after a look at what has come.
+  bool has_come(const Wait& wait);
+  /// Waits for it; where forward passes take turns, calls meanwhile() again and again. False: all stages wait for each
+  /// other, which is told once in a step.
+  bool await(const Wait& wait);
+  bool has_stalled() const { return has_stalled_; }
 
   /// Reads what has come, so that senders go on. Does not wait.
   void progress() { post_.look(); }
@@ -95,25 +119,22 @@ class Mailbox final : private Post::Reader {
 
  private:
   using Key = std::tuple<MessageKind, int64_t, int64_t>;  // what is taken in any order: kind, micro-batch, number
+  using SizesKey = std::pair<uint64_t, uint64_t>;
   /// Messages that came from another stage, and went there.
   struct Lane {
     int stage;
-    std::deque<Letter> forward = {};
-    std::map<Key, Letter> aside = {};             // in any order
-    int64_t compared = -1;                        // the last micro-batch whose end has come and was compared
-    std::optional<Header> waiting = {};           // what it waits for, as far as is known
-    std::pair<int64_t, int64_t> sent = {-1, -1};  // the last forward message's micro-batch and number
-  };
-  /// A message that is received where it belongs if it comes now.
-  struct Wanted {
-    int stage;
-    Key key;
-    at::Tensor buffer;
+    std::map<int64_t, std::deque<Letter>> forward = {};  // by micro-batch
+    std::map<Key, Letter> aside = {};                    // in any order
+    std::map<SizesKey, std::string> told = {};
+    int64_t compared = 0;                 // micro-batches whose ends have come and were compared
+    std::optional<Header> waiting = {};   // what it waits for, as far as is known
+    std::map<int64_t, int64_t> sent = {};  // by micro-batch: the number of the last forward message
   };
   /// A micro-batch that this stage has ended.
   struct Record {
     uint64_t digest;
     OperatorTrace trace;
+    int left;  ///< other stages that were not compared with it
   };
 
   Lane& lane(int stage);
@@ -126,16 +147,28 @@ class Mailbox final : private Post::Reader {
   Trace trace_of(int64_t micro_batch) const;
   void send_trace(int stage, int64_t micro_batch, const std::string& text);
   [[noreturn]] void diverge(Lane& lane, int64_t micro_batch, const std::string& text);
+  bool is_ended(int64_t micro_batch) const { return micro_batch <= ended_below_ || ended_.contains(micro_batch); }
+  bool is_under_way(const Lane& to, const Header& wanted) const;
+  bool is_past(int64_t micro_batch, int64_t position, const MessageName& here) const;
   void check_waiting(const MessageName& name, int from);
-  void await(int stage, const MessageName& name, const std::function<bool()>& is_there);
+  bool do_all_wait() const;
+  void tell_waiting(const Header& header);
+  void stall();
+  void take(const Wait& wait);
+  bool watch_wait(const Wait& wait, std::chrono::steady_clock::duration waited, bool& has_told);
 
   Post post_;
   std::deque<Lane> lanes_;             // by stage; this one's is not used
   std::map<int64_t, Record> records_;  // by micro-batch: this stage's, while not every other one was compared with it
-  int64_t ended_ = -1;                 // the greatest micro-batch
-  std::pair<int64_t, const OperatorTrace*> followed_ = {-1, nullptr};
+  int64_t ended_below_ = -1;           // all micro-batches up to this one have ended,
+  std::set<int64_t> ended_;            // and these
+  int64_t ends_ = 0;                   // how many
+  std::map<int64_t, const OperatorTrace*> followed_;  // by micro-batch whose forward pass has not ended
+  std::set<SizesKey> told_;                           // by this stage
+  ForwardTurns* turns_ = nullptr;
+  bool has_stalled_ = false;  // in this step
   bool is_diverging_ = false;
-  std::optional<Wanted> wanted_;  // by the take that waits
+  std::map<std::pair<int, Key>, at::Tensor> wanted_;  // buffers of what is waited for, into which it comes
   int64_t messages_ = 0, bytes_ = 0;
   std::array<int64_t, kMessageKinds> waits_ = {};
 };

@@ -12,13 +12,29 @@ void MicroBatch::visit(const OperatorFacts& facts, int stage) {
 }
 
 void MicroBatch::come_back(const OperatorFacts& facts, int from, int to) {
-  if (stays_ahead)
+  if (order == ForwardOrder::kAhead)
     throw StateError(str("smp: ", facts.name, " of micro-batch ", number, " is computed on stage ", to,
                          " and needs stage ", from,
                          " before, which no micro-batch has needed so far, so that stages run "
                          "ahead of each other; write \"pipeline\": \"sequential\" for a program that comes back to a "
                          "stage now and then"));
   comes_back = true;
+}
+
+void MicroBatch::touch(const OperatorFacts& facts, const HomedArgument& one, bool is_written) {
+  if (one.home.born >> 32 == static_cast<uint64_t>(number + 1) || (one.home.is_parameter && !is_written)) return;
+  const int turn = turns.number(one.home.stage);
+  Lasting& lasting = this->lasting.try_emplace(one.tensor->storage().unsafeGetStorageImpl(), Lasting{turn}).first->second;
+  lasting.is_written = lasting.is_written || is_written;
+  const bool is_of_another = one.home.born != 0;
+  if (!is_of_another && (turn == lasting.turn || !lasting.is_written)) return;
+  carries_state = true;
+  if (order == ForwardOrder::kTurns)
+    throw StateError(str("smp: ", facts.name, " of micro-batch ", number, " uses a tensor of sizes ",
+                         one.tensor->sizes(), " on stage ", one.home.stage, " that ",
+                         is_of_another ? "another micro-batch has computed" : "micro-batches write",
+                         ", which no micro-batch has done so far, so that they take turns; write \"pipeline\": "
+                         "\"sequential\" for a program that keeps such tensors"));
 }
 
 void MicroBatch::note(const OperatorFacts& facts, const Key& key, int stage) {

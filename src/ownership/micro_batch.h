@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <unordered_map>
 #include <variant>
 #include <vector>
 
@@ -16,6 +17,8 @@
 #include "ownership/region.h"
 #include "ownership/sizes.h"
 #include "ownership/transfers.h"
+#include "ownership/turns.h"
+#include "trireme/ownership/ownership.h"
 
 namespace trireme::ownership {
 
@@ -23,7 +26,8 @@ namespace trireme::ownership {
 struct MicroBatch {
   int64_t number = 0;
   uint64_t seed = 0;
-  bool stays_ahead = false;  ///< no operator may be of an earlier stage than the one before it
+  ForwardOrder order = ForwardOrder::kOneByOne;
+  Turns turns = Turns(1);
   Pieces pieces = {};
   Transfers transfers = {};
   int64_t position = 0;  ///< operators so far
@@ -38,7 +42,14 @@ struct MicroBatch {
   };
   std::map<TransferId, Sizes> gradient_sizes = {};
   std::vector<int> visits = {};
-  bool comes_back = false;  ///< a stage needs a later one's forward pass
+  bool comes_back = false;     ///< a stage needs a later one's forward pass
+  bool carries_state = false;  ///< see touch()
+  /// What is older than the micro-batch and was used: the turn of its stage, and whether it was written.
+  struct Lasting {
+    int turn;
+    bool is_written = false;
+  };
+  std::unordered_map<const c10::StorageImpl*, Lasting> lasting = {};
   bool has_root = false;    ///< backward begins somewhere, here or on another stage
   /// One tensor that the program returned.
   struct Output {
@@ -54,6 +65,9 @@ struct MicroBatch {
   void visit(const OperatorFacts& facts, int stage);
   /// An operator of stage `to` needs stage `from`, a later one. Throws StateError: it stays ahead.
   void come_back(const OperatorFacts& facts, int from, int to);
+  /// An operator uses something of a stage that is older than this micro-batch. Throws StateError: forward passes take
+  /// turns, and which of them wrote it last depends on their order.
+  void touch(const OperatorFacts& facts, const HomedArgument& one, bool is_written);
   /// Notes what other stages compare: an operator with its home, -1 where there is none.
   void note(const OperatorFacts& facts, const Key& key, int stage);
   /// Something has come from another stage, which a second run of the region needs.

@@ -53,11 +53,12 @@ class Ownership::Impl {
     return home != nullptr ? std::optional(*home) : std::nullopt;
   }
 
-  std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed, bool stays_ahead) {
+  std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed, ForwardOrder order) {
     auto made = std::make_shared<MicroBatch>();
     made->number = number;
     made->seed = seed;
-    made->stays_ahead = stays_ahead;
+    made->order = order;
+    made->turns = ownership::Turns(stages());
     made->sent.assign(stages(), 0);
     made->received.assign(stages(), 0);
     return made;
@@ -69,10 +70,15 @@ class Ownership::Impl {
     pass_.exchange({.micro_batch = &micro_batch});
     mailbox_.follow(micro_batch.number, &micro_batch.trace);
   }
-  void leave() noexcept {
+  void leave(const MicroBatch& micro_batch) noexcept {
     pass_.exchange({});
-    mailbox_.follow(-1, nullptr);
+    mailbox_.follow(micro_batch.number, nullptr);
   }
+  void take_turns(ForwardTurns* turns) {
+    pass_.take_turns(turns);
+    mailbox_.take_turns(turns);
+  }
+  ownership::Mailbox& mailbox() { return mailbox_; }
 
   std::shared_ptr<Region> begin_region() {
     MicroBatch& now = current("begin_region");
@@ -229,13 +235,27 @@ int Ownership::stage() const { return impl_->stage(); }
 int Ownership::stages() const { return impl_->stages(); }
 void Ownership::own(const at::Tensor& tensor, int stage, const std::string& name) { impl_->own(tensor, stage, name); }
 std::optional<Home> Ownership::home_of(const at::Tensor& tensor) const { return impl_->home_of(tensor); }
-std::shared_ptr<Ownership::MicroBatch> Ownership::begin(int64_t number, uint64_t seed, bool stays_ahead) {
-  return impl_->begin(number, seed, stays_ahead);
+std::shared_ptr<Ownership::MicroBatch> Ownership::begin(int64_t number, uint64_t seed, ForwardOrder order) {
+  return impl_->begin(number, seed, order);
 }
-Ownership::Scope::Scope(Ownership& ownership, MicroBatch& micro_batch) : ownership_(ownership) {
+Ownership::Scope::Scope(Ownership& ownership, MicroBatch& micro_batch)
+    : ownership_(ownership), micro_batch_(micro_batch) {
   ownership_.impl_->enter(micro_batch);
 }
-Ownership::Scope::~Scope() { ownership_.impl_->leave(); }
+Ownership::Scope::~Scope() { ownership_.impl_->leave(micro_batch_); }
+struct Ownership::Pause::State {
+  ownership::OwnershipPass::Running before;
+};
+Ownership::Pause::Pause(Ownership& ownership)
+    : ownership_(ownership), state_(std::make_unique<State>(State{ownership.impl_->pass().exchange({})})) {}
+Ownership::Pause::~Pause() { ownership_.impl_->pass().exchange(std::move(state_->before)); }
+void Ownership::take_turns(ForwardTurns* turns) { impl_->take_turns(turns); }
+bool Ownership::has_come(const ownership::Wait& wait) { return impl_->mailbox().has_come(wait); }
+bool Ownership::is_for_new_sizes(const ownership::Wait& wait) {
+  return wait.name.kind == ownership::MessageKind::kToldOnce;
+}
+bool Ownership::await(const ownership::Wait& wait) { return impl_->mailbox().await(wait); }
+bool Ownership::has_stalled() const { return impl_->mailbox().has_stalled(); }
 void Ownership::backward(const at::Tensor& root, const at::Tensor& gradient, const Scale& scale) {
   impl_->backward(root, gradient, scale);
 }
@@ -269,6 +289,8 @@ void Ownership::send_gradients(MicroBatch& micro_batch, int piece) { impl_->send
 std::vector<at::Tensor> Ownership::outputs(MicroBatch& micro_batch) { return impl_->outputs(micro_batch); }
 bool Ownership::comes_back(const MicroBatch& micro_batch) const { return micro_batch.comes_back; }
 const std::vector<int>& Ownership::visits(const MicroBatch& micro_batch) const { return micro_batch.visits; }
+std::vector<int> Ownership::turns(const MicroBatch& micro_batch) const { return micro_batch.turns.order(); }
+bool Ownership::carries_state(const MicroBatch& micro_batch) const { return micro_batch.carries_state; }
 void Ownership::finish() { impl_->finish(); }
 void Ownership::abort(const std::string& why) noexcept { impl_->abort(why); }
 OwnershipCounters Ownership::counters() const { return impl_->counters(); }

@@ -59,6 +59,11 @@ bool draws(const OperatorCall& call, const OperatorFacts& facts) {
   return !(by.isBool() && !by.toBool()) && !(by.isDouble() && by.toDouble() == 0);
 }
 
+/// Of a call that a stage runs: each stage tells sizes by itself.
+Key key_on(int stage, const OperatorFacts& facts, const OperatorCall& call, bool& is_complete) {
+  return key_of(mix64(facts.hash + static_cast<uint64_t>(stage + 1)), call.arguments(), is_complete);
+}
+
 }  // namespace
 
 void OwnershipPass::run(OperatorCall& call, Next next) {
@@ -84,11 +89,22 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
   std::optional<Home> home = home_of(facts, homed, entered_.empty() ? std::nullopt : std::optional(entered_.back()));
   if (home && forced_) home->stage = *forced_;
   if (!home) return run_replicated(call, facts, homed, next);
-  if (facts.view_of < 0) now.visit(facts, home->stage);
+  if (facts.view_of < 0) {
+    now.visit(facts, home->stage);
+    if (!now.replay) touch_lasting(call, facts, homed);
+  }
   if (home->stage == stage_)
     run_own(call, facts, homed, *home, next);
   else
     run_remote(call, facts, homed, *home, next);
+}
+
+/// Parameters that are read are older than every micro-batch, and the same for all of them.
+void OwnershipPass::touch_lasting(const OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed) {
+  const auto own = static_cast<uint64_t>(current_->number + 1);
+  for (const HomedArgument& one : homed)
+    if (one.home.born >> 32 != own && (!one.home.is_parameter || facts.written != 0))
+      current_->touch(facts, one, is_written(call, one) || (one.argument < 64 && (facts.written >> one.argument & 1)));
 }
 
 /// A forward pass draws by the seeds of its operators, and other stages take part in it: a backward pass, in which a
@@ -142,7 +158,7 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
                             const Home& home, const Next& next) {
   ++counters_.own;
   bool is_complete = true;
-  const Key key = key_of(facts.hash, call.arguments(), is_complete);
+  const Key key = key_on(stage_, facts, call, is_complete);
   current_->note(facts, key, stage_);
   const bool tells = !is_complete || tells_each(facts, call);
   const ToldCall* const known = tells ? nullptr : told_.find(key);
@@ -173,7 +189,7 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   } else {
     told_now = told_of(facts.name, tensors, call.results());
     refuse_mixed(facts, told_now);
-    exchange_.tell(facts, told_now);
+    exchange_.tell(facts, tells ? nullptr : &key, told_now);
     told = tells ? &told_now : &told_.add(key, std::move(told_now));
   }
   if (facts.view_of >= 0 && !told->is_view()) current_->visit(facts, stage_);
@@ -369,7 +385,7 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
                                const Home& home, const Next& next) {
   ++counters_.remote;
   bool is_complete = true;
-  const Key key = key_of(facts.hash, call.arguments(), is_complete);
+  const Key key = key_on(home.stage, facts, call, is_complete);
   current_->note(facts, key, home.stage);
   for (const HomedArgument& one : homed)
     if (facts.view_of < 0)
@@ -386,7 +402,7 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
   ToldCall told_now;
   const ToldCall* told = tells ? nullptr : told_.find(key);
   if (told == nullptr) {
-    told_now = exchange_.hear(facts, home.stage, tells);
+    told_now = exchange_.hear(facts, tells ? nullptr : &key, home.stage);
     refuse_mixed(facts, told_now);
     told = tells ? &told_now : &told_.add(key, std::move(told_now));
   }

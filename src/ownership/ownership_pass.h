@@ -41,15 +41,18 @@ class OwnershipPass final : public Pass {
   struct Running {
     MicroBatch* micro_batch = nullptr;
     std::vector<int> entered = {};
+    std::optional<int> forced = {};
   };
   /// Runs what is given from here on; returns what ran.
   Running exchange(Running running) {
     std::swap(current_, running.micro_batch);
     std::swap(entered_, running.entered);
+    std::swap(forced_, running.forced);
     exchange_.set(current_);
     return running;
   }
-  Running running() const { return {current_, entered_}; }
+  Running running() const { return {current_, entered_, forced_}; }
+  void take_turns(ForwardTurns* turns) { exchange_.take_turns(turns); }
   /// `tensor` on `stage`; see Ownership::move().
   at::Tensor move(const at::Tensor& tensor, int stage);
   OwnershipCounters counters() const {
@@ -66,6 +69,7 @@ class OwnershipPass final : public Pass {
     bool is_received = false;
   };
   using Replacements = c10::SmallVector<Replaced, 2>;
+  void touch_lasting(const OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed);
   void check_second_run(const OperatorCall& call);
   void seed(OperatorCall& call, const OperatorFacts& facts);
   const OperatorFacts& facts_of(const OperatorCall& call);

@@ -18,17 +18,19 @@ namespace trireme::ownership {
 enum class MessageKind : uint8_t {
   kValue,       ///< an argument's elements
   kScalar,      ///< the number that a tensor is
-  kTold,        ///< sizes of results
+  kTold,        ///< sizes of results, of one call
   kEnd,         ///< of a micro-batch's forward
   kOutput,      ///< a tensor that the program returns
   kGradient,    ///< of a value
   kNoGradient,  ///< in its place
   kStrides,     ///< of the gradient that follows, where it is not contiguous
   kTrace,       ///< the operators of a micro-batch, where two stages ran other ones
-  kWaiting,     ///< the name of a message that the sender waits for
+  kToldOnce,    ///< sizes of the results of every call that has a key
+  kWaiting,     ///< the name of a message that the sender waits for, or that it waits no longer
+  kStalled,     ///< all stages wait for each other
   kFinished,    ///< the sender has taken all that came of a step
 };
-inline constexpr size_t kMessageKinds = 11;
+inline constexpr size_t kMessageKinds = 13;
 
 /// The header, which goes before the elements. Unused bytes are 0.
 struct Header {
@@ -39,7 +41,8 @@ struct Header {
   MessageKind kind = MessageKind::kValue;
   MessageKind awaited = MessageKind::kValue;  ///< by kWaiting
   uint8_t is_on_device = 0;
-  uint8_t unused[5] = {};
+  uint8_t unused = 0;
+  int32_t awaited_from = -1;  ///< by kWaiting, the stage; -1: none any more
   char op[96] = {};
   char shape[96] = {};  ///< of the elements
   uint64_t checksum = 0;

@@ -86,7 +86,8 @@ inline StepResult run_over_stages(const MakeProgram& make, int stages, int micro
       for (const StagePass& pass : passes_of(schedule, stages, rank.id(), micro_batches)) {
         auto& micro_batch = open[pass.micro_batch];
         if (pass.is_forward) {
-          micro_batch = ownership.begin(step * micro_batches + pass.micro_batch, 1234, schedule != "sequential");
+          micro_batch = ownership.begin(step * micro_batches + pass.micro_batch, 1234,
+                                        schedule != "sequential" ? ForwardOrder::kAhead : ForwardOrder::kOneByOne);
           const Ownership::Scope forward(ownership, *micro_batch);
           const auto outputs =
               program.step(program.inputs(pass.micro_batch), [&](const at::Tensor& root) { ownership.backward(root); });

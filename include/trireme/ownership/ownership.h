@@ -38,7 +38,27 @@ namespace trireme {
 namespace ownership {
 struct MicroBatch;
 struct Region;
+struct Wait;
 }  // namespace ownership
+
+/// How the forward passes of a step follow each other.
+enum class ForwardOrder : uint8_t {
+  kOneByOne,  ///< each ends, on all stages, before the next one begins: right for any program
+  kAhead,     ///< stages run ahead of each other, each a whole pass at a time: a later stage is never waited for
+  kTurns,     ///< on a stage passes take turns, so that none may need what another one writes
+};
+
+/// Decides what a rank does while forward passes wait, each of which runs in a thread of its own; one runs at a time.
+class ForwardTurns {
+ public:
+  virtual ~ForwardTurns() = default;
+  /// This thread's forward pass is about to receive something after it has sent: its next turn begins.
+  virtual void begin_turn() = 0;
+  /// This thread's forward pass needs a message that is not there. Returns when it is; false: this thread runs none.
+  virtual bool await(const ownership::Wait& wait) = 0;
+  /// Called again and again while the rank's own thread waits. Whether it has let something go on.
+  virtual bool meanwhile() = 0;
+};
 
 /// Counts of this stage since it was made.
 struct OwnershipCounters {
@@ -73,9 +93,8 @@ class Ownership {
   /// The state of one micro-batch from its forward pass to the end of its backward pass.
   using MicroBatch = ownership::MicroBatch;
   /// `number`: of the micro-batch among all of the run, alike on all stages. `seed`: of its random numbers.
-  /// `stays_ahead`: it runs by a schedule in which no stage waits for a later one's forward pass, so that an operator
-  /// of an earlier stage than the one before it is a StateError.
-  std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed, bool stays_ahead = false);
+  /// What its forward pass may not do in `order` is a StateError.
+  std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed, ForwardOrder order = ForwardOrder::kOneByOne);
   /// While it lives, operators of this thread are the micro-batch's forward pass.
   class [[nodiscard]] Scope {
    public:
@@ -86,7 +105,32 @@ class Ownership {
 
    private:
     Ownership& ownership_;
+    const MicroBatch& micro_batch_;
   };
+  /// While it lives, the scope's forward pass waits, and others may run.
+  class [[nodiscard]] Pause {
+   public:
+    explicit Pause(Ownership& ownership);
+    ~Pause();
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    struct State;
+    Ownership& ownership_;
+    const std::unique_ptr<State> state_;
+  };
+  /// Forward passes of the step take turns, as `turns` says; null: they do not. Outlives the step.
+  void take_turns(ForwardTurns* turns);
+  /// Of a message that a forward pass waits for: whether it has come; whether it brings sizes that no earlier call had,
+  /// which the order of turns does not know of.
+  bool has_come(const ownership::Wait& wait);
+  static bool is_for_new_sizes(const ownership::Wait& wait);
+  /// Waits for it in this thread. False: all stages wait for each other (has_stalled()).
+  bool await(const ownership::Wait& wait);
+  /// Whether all stages have once waited for each other in this step, as forward passes had other turns than the order
+  /// of the step knows of. Then every stage ends one micro-batch after the other.
+  bool has_stalled() const;
 
   // Inside of a scope:
 
@@ -147,6 +191,10 @@ class Ownership {
   const std::vector<int>& visits(const MicroBatch& micro_batch) const;
   /// Whether a stage needed something of a later one in the forward pass, numbers that the program reads aside.
   bool comes_back(const MicroBatch& micro_batch) const;
+  /// The stages of all turns of the forward pass, each after those that it needs.
+  std::vector<int> turns(const MicroBatch& micro_batch) const;
+  /// Whether the forward pass read or wrote what another one may have written in another turn of its stage.
+  bool carries_state(const MicroBatch& micro_batch) const;
   /// At the end of a step: all that was sent has left, and every forward pass was compared with the other stages'.
   /// Throws    CommError(kDiverged) on every stage: programs differ; names both operators.
   void finish();
