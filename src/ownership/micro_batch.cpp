@@ -1,5 +1,7 @@
 #include "ownership/micro_batch.h"
 
+#include <algorithm>
+
 #include "trireme/base/error.h"
 #include "trireme/base/mix64.h"
 
@@ -19,6 +21,20 @@ void MicroBatch::come_back(const OperatorFacts& facts, int from, int to) {
                          "ahead of each other; write \"pipeline\": \"sequential\" for a program that comes back to a "
                          "stage now and then"));
   comes_back = true;
+}
+
+bool MicroBatch::is_in_region() const {
+  return std::ranges::any_of(regions, [](const auto& region) { return region->is_open; });
+}
+
+void MicroBatch::write_twice(const OperatorFacts& facts) {
+  if (stays_ahead)
+    throw StateError(str("smp: torch.utils.checkpoint: ", facts.name, " of micro-batch ", number,
+                         " writes a tensor that outlives the micro-batch, which no function that runs again has done "
+                         "so far, so that stages run ahead of each other, and the second run would write it at another "
+                         "time than in one process; write \"pipeline\": \"sequential\" for a program that begins to "
+                         "do so later"));
+  writes_twice = true;
 }
 
 void MicroBatch::note(const OperatorFacts& facts, const Key& key, int stage) {

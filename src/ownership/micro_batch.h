@@ -38,8 +38,9 @@ struct MicroBatch {
   };
   std::map<TransferId, Sizes> gradient_sizes = {};
   std::vector<int> visits = {};
-  bool comes_back = false;  ///< a stage needs a later one's forward pass
-  bool has_root = false;    ///< backward begins somewhere, here or on another stage
+  bool comes_back = false;    ///< a stage needs a later one's forward pass
+  bool writes_twice = false;  ///< a region writes what outlives the micro-batch
+  bool has_root = false;      ///< backward begins somewhere, here or on another stage
   /// One tensor that the program returned.
   struct Output {
     at::Tensor tensor;  ///< detached; a shadow until it has come
@@ -54,6 +55,10 @@ struct MicroBatch {
   void visit(const OperatorFacts& facts, int stage);
   /// An operator of stage `to` needs stage `from`, a later one. Throws StateError: it stays ahead.
   void come_back(const OperatorFacts& facts, int from, int to);
+  bool is_in_region() const;
+  /// An operator of a region's first run writes what outlives the micro-batch, as its second run will. Throws
+  /// StateError: it stays ahead, so that second runs come between other first runs than in one process.
+  void write_twice(const OperatorFacts& facts);
   /// Notes what other stages compare: an operator with its home, -1 where there is none.
   void note(const OperatorFacts& facts, const Key& key, int stage);
   /// Something has come from another stage, which a second run of the region needs.

@@ -179,7 +179,7 @@ class Ownership::Impl {
 
  private:
   static void refuse_root_in_region(const MicroBatch& now) {
-    if (now.replay || std::ranges::any_of(now.regions, [](const auto& region) { return region->is_open; }))
+    if (now.replay || now.is_in_region())
       throw StateError(
           "backward: a call inside of torch.utils.checkpoint, whose function runs again in the backward pass; call it "
           "outside of that function");
@@ -268,6 +268,7 @@ Ownership::Roots Ownership::receive_gradients(MicroBatch& micro_batch, int piece
 void Ownership::send_gradients(MicroBatch& micro_batch, int piece) { impl_->send_gradients(micro_batch, piece); }
 std::vector<at::Tensor> Ownership::outputs(MicroBatch& micro_batch) { return impl_->outputs(micro_batch); }
 bool Ownership::comes_back(const MicroBatch& micro_batch) const { return micro_batch.comes_back; }
+bool Ownership::writes_twice(const MicroBatch& micro_batch) const { return micro_batch.writes_twice; }
 const std::vector<int>& Ownership::visits(const MicroBatch& micro_batch) const { return micro_batch.visits; }
 void Ownership::finish() { impl_->finish(); }
 void Ownership::abort(const std::string& why) noexcept { impl_->abort(why); }

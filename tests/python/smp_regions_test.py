@@ -182,6 +182,115 @@ class Bits(Case):
                 self.assertEqual(self.assert_bits_of_one_process(program(call, mark)), expected)
 
 
+class Written(Case):
+    """What the function writes besides its results is written twice, in one process's order."""
+
+    _NORM = """
+    class Normed(Mlp):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.late = nn.BatchNorm1d(16), nn.BatchNorm1d(16)
+        def forward(self, x, y):
+            h = checkpoint(lambda x: self.norm(self.layers[:3](x)), x, use_reentrant=False)
+            h = checkpoint(lambda h: self.late(self.layers[3:6](h)), h, use_reentrant=False)
+            return F.cross_entropy(self.layers[6:](h), y)
+    net = placed(Normed(), range(3, 8))
+    if smp.pp_size() > 1:
+        smp.set_partition(net.late, 1)
+"""
+
+    def test_statistics_of_batch_norm_under_every_pipeline(self):
+        for pipeline in ("interleaved", "simple", "sequential"):
+            with self.subTest(pipeline):
+                text = (_LAYERS + self._NORM).replace("begin(", f"begin(pipeline='{pipeline}', ")
+                found = self.assert_bits_of_one_process(text + "    result = trained(net, mlp_batches(3), steps=3)")
+                self.assertEqual(found[2], "sequential")
+
+    def test_statistics_are_those_of_plain_pytorch_that_runs_one_micro_batch_after_the_other(self):
+        text = _LAYERS + self._NORM + """
+    batches = mlp_batches()
+    import copy
+    other = copy.deepcopy(net)
+    plain(other, batches)
+    trained(net, batches, steps=1)
+    result = [weights(trained.model), {name: bits(buffer) for name, buffer in other.named_buffers()}]
+"""
+        found, expected = self.ran(2, text)
+        self.assertEqual({name: found[name] for name in expected}, expected)
+
+    def test_a_norm_that_is_not_trained_and_an_evaluation_before(self):
+        text = _LAYERS + self._NORM + """
+    STATE
+    model = smp.DistributedModel(net)
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.125))
+    @smp.step
+    def train_step(x, y):
+        loss = model(x, y)
+        if torch.is_grad_enabled():
+            model.backward(loss)
+        return loss
+    with torch.no_grad():
+        train_step(*mlp_batches()[0])
+    used = []
+    for batch in mlp_batches(3):
+        optimizer.zero_grad()
+        train_step(*batch)
+        used.append(model.engine("").core.pipeline)
+        optimizer.step()
+    result = [weights(model), used]
+"""
+        for state, expected in (("pass", ["sequential"] * 3), ("net.eval()", ["sequential", "interleaved", "interleaved"])):
+            with self.subTest(state):
+                program = text.replace("STATE", state)
+                (alone, _), (found, used) = self.ran(1, program), self.ran(2, program)
+                self.assertEqual(found, alone)
+                self.assertEqual(used, expected)
+
+    def test_what_begins_to_write_later_or_writes_what_every_stage_has_is_refused_on_every_rank(self):
+        late = """
+    model = smp.DistributedModel(net)
+    net.eval()
+    @smp.step
+    def train_step(x, y):
+        model.backward(model(x, y))
+    for batch in mlp_batches():
+        model.zero_grad()
+        train_step(*batch)
+    net.train()
+    model.zero_grad()
+    texts = told(lambda: train_step(*mlp_batches()[0]))
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps(texts))]
+"""
+        for text in self.ran(2, _LAYERS + self._NORM + late):
+            self.assertIn("writes a tensor that outlives the micro-batch, which no function that runs again has done so far", text)
+            self.assertIn("\"pipeline\": \"sequential\"", text)
+        counter = """
+    class Counting(Mlp):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(2, dtype=torch.long), persistent=False)
+        def part(self, h):
+            made = torch.tensor([1, 2])
+            made[0] += 3
+            made.add_(1)
+            self.calls.view(-1)[1] += 1
+            return self.layers[:3](h)
+        def forward(self, x, y):
+            return F.cross_entropy(self.layers[3:](checkpoint(self.part, x, use_reentrant=False)), y)
+    net = placed(Counting(), range(3, 8))
+    model = smp.DistributedModel(net)
+    @smp.step
+    def train_step(x, y):
+        model.backward(model(x, y))
+    texts = told(lambda: train_step(*mlp_batches()[0]))
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps(texts))]
+"""
+        for text in self.ran(2, _LAYERS + counter):
+            self.assertIn("writes a tensor that every stage has and that was made outside of the function", str(text))
+        for text in self.ran(2, _LAYERS + counter.replace("self.calls.view(-1)[1] += 1", "pass")):
+            self.assertEqual(text, [None] * 4)
+
+
 class Kept(Case):
     _COUNTED = _LAYERS + """
     kept, runs = [0], [0]

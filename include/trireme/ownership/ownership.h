@@ -74,7 +74,8 @@ class Ownership {
   using MicroBatch = ownership::MicroBatch;
   /// `number`: of the micro-batch among all of the run, alike on all stages. `seed`: of its random numbers.
   /// `stays_ahead`: it runs by a schedule in which no stage waits for a later one's forward pass, so that an operator
-  /// of an earlier stage than the one before it is a StateError.
+  /// of an earlier stage than the one before it, and a region that writes what outlives the micro-batch, are a
+  /// StateError.
   std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed, bool stays_ahead = false);
   /// While it lives, operators of this thread are the micro-batch's forward pass.
   class [[nodiscard]] Scope {
@@ -147,6 +148,8 @@ class Ownership {
   const std::vector<int>& visits(const MicroBatch& micro_batch) const;
   /// Whether a stage needed something of a later one in the forward pass, numbers that the program reads aside.
   bool comes_back(const MicroBatch& micro_batch) const;
+  /// Whether a region wrote what outlives the micro-batch, as batch norm its statistics: a second run writes it again.
+  bool writes_twice(const MicroBatch& micro_batch) const;
   /// At the end of a step: all that was sent has left, and every forward pass was compared with the other stages'.
   /// Throws    CommError(kDiverged) on every stage: programs differ; names both operators.
   void finish();
