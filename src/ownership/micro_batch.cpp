@@ -15,7 +15,7 @@ void MicroBatch::visit(const OperatorFacts& facts, int stage) {
 
 void MicroBatch::come_back(const OperatorFacts& facts, int from, int to) {
   if (stays_ahead)
-    throw StateError(str("smp: ", facts.name, " of micro-batch ", number, " is computed on stage ", to,
+    throw StateError(str("smp: ", facts.name, " of micro-batch ", number_in_step, " is computed on stage ", to,
                          " and needs stage ", from,
                          " before, which no micro-batch has needed so far, so that stages run "
                          "ahead of each other; write \"pipeline\": \"sequential\" for a program that comes back to a "
@@ -29,7 +29,7 @@ bool MicroBatch::is_in_region() const {
 
 void MicroBatch::write_twice(const OperatorFacts& facts) {
   if (stays_ahead)
-    throw StateError(str("smp: torch.utils.checkpoint: ", facts.name, " of micro-batch ", number,
+    throw StateError(str("smp: torch.utils.checkpoint: ", facts.name, " of micro-batch ", number_in_step,
                          " writes a tensor that outlives the micro-batch, which no function that runs again has done "
                          "so far, so that stages run ahead of each other, and the second run would write it at another "
                          "time than in one process; write \"pipeline\": \"sequential\" for a program that begins to "

@@ -21,7 +21,8 @@ namespace trireme::ownership {
 
 /// A micro-batch on this stage, from the begin of its forward pass to the end of its backward pass.
 struct MicroBatch {
-  int64_t number = 0;
+  int64_t number = 0;          ///< of the run
+  int64_t number_in_step = 0;  ///< for people
   uint64_t seed = 0;
   bool stays_ahead = false;  ///< no operator may be of an earlier stage than the one before it
   Pieces pieces = {};

@@ -56,6 +56,7 @@ class Ownership::Impl {
   std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed, bool stays_ahead) {
     auto made = std::make_shared<MicroBatch>();
     made->number = number;
+    made->number_in_step = mailbox_.in_step(number);
     made->seed = seed;
     made->stays_ahead = stays_ahead;
     made->sent.assign(stages(), 0);
@@ -78,6 +79,7 @@ class Ownership::Impl {
     MicroBatch& now = current("begin_region");
     std::erase_if(now.regions, [](const auto& region) { return !region->is_open; });
     auto region = std::make_shared<Region>(Region{.micro_batch = now.number,
+                                                  .number_in_step = now.number_in_step,
                                                   .seed = now.seed,
                                                   .position = now.position,
                                                   .randoms = now.randoms,
@@ -181,8 +183,9 @@ class Ownership::Impl {
   static void refuse_root_in_region(const MicroBatch& now) {
     if (now.replay || now.is_in_region())
       throw StateError(
-          "backward: a call inside of torch.utils.checkpoint, whose function runs again in the backward pass; call it "
-          "outside of that function");
+          "backward: a call inside of a function that torch.utils.checkpoint runs, and runs again in the backward "
+          "pass; "
+          "return the loss, and call model.backward(loss) in the step function");
   }
 
   MicroBatch& current(const char* call) const {

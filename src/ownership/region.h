@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -20,7 +21,7 @@ namespace trireme::ownership {
 /// The first run of a region, and all of it that a second one could not have without the other stages: its place in the
 /// micro-batch, by which it draws random numbers, and a journal of what came from them.
 struct Region {
-  int64_t micro_batch = 0;
+  int64_t micro_batch = 0, number_in_step = 0;
   uint64_t seed = 0;
   int64_t position = 0, randoms = 0;  ///< of the micro-batch, when the region began
   std::vector<int> entered = {};      ///< stages of the modules around it
@@ -51,6 +52,7 @@ class Replay {
   Region::Numbers numbers(const OperatorFacts& facts);
 
  private:
+  [[noreturn]] void refuse(const std::string& op, const std::string& before) const;
   template <class Kind>
   const Kind& next(const OperatorFacts& facts);
 

@@ -345,7 +345,8 @@ class Refused(Case):
         policy = "lambda: torch.utils.checkpoint.create_selective_checkpoint_contexts([])"
         for call, part in ((f"checkpoint(torch.relu, h, use_reentrant=False, context_fn={policy})", "with context_fn or debug inside of a step function is not there yet"),
                            ("checkpoint(torch.relu, h, use_reentrant=False, debug=True)", "with context_fn or debug inside of a step function is not there yet"),
-                           ("checkpoint(lambda h: (model.backward(h.sum()), h * 2)[1], h, use_reentrant=False)", "backward: a call inside of torch.utils.checkpoint"),
+                           *((f"checkpoint(lambda h: ({root}, h * 2)[1], h, use_reentrant=False)",
+                              "return the loss, and call model.backward(loss) in the step function") for root in ("model.backward(h.sum())", "h.sum().backward()")),
                            ("smp.checkpoint(torch.relu, h)", "is no torch.nn.Module"), ("smp.checkpoint_sequential(self.layers[3:], h, 'group_0')", "expected \"each\""),
                            ("smp.checkpoint_sequential(self, h)", "is no torch.nn.Sequential")):
             with self.subTest(call):
@@ -356,8 +357,32 @@ class Refused(Case):
     def test_a_function_that_runs_otherwise_the_second_time(self):
         found = self.ran(2, self._TOLD.replace("CALL", "checkpoint(lambda h: (h.exp() if torch._C._current_graph_task_id() == -1 else h.tanh()).mul(2).exp(), h, "
                                                        "use_reentrant=False)"))
-        self.assertIn("the function ran aten::tanh in the backward pass where it had run aten::exp in the forward pass", found[0])
-        self.assertTrue(all(isinstance(text, str) for text in found), found)
+        for text in found:
+            self.assertIn("the function ran aten::tanh in the backward pass of micro-batch 0 as its operator 0 where it had run aten::exp in the forward pass", text)
+
+    def test_a_function_that_runs_otherwise_in_a_later_step(self):
+        """By what its second run has changed, so that stages, which run it again at other times, differ."""
+        found = self.ran(2, _LAYERS + """
+    class Parts(Mlp):
+        def part(self, h):
+            Parts.calls += 1
+            return h.exp() if LATER else self.layers[3:](h).tanh()
+        def forward(self, x, y):
+            return F.cross_entropy(checkpoint(self.part, self.layers[:3](x), use_reentrant=False), y)
+    Parts.calls = 0
+    model = smp.DistributedModel(placed(Parts(0.1), range(3, 8)))
+    @smp.step
+    def train_step(x, y):
+        model.backward(model(x, y))
+    (x, y), = mlp_batches(1)
+    train_step(x, y)
+    model.zero_grad()
+    texts = told(lambda: train_step(x, y))
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps([texts, Parts.calls]))]
+""".replace("LATER", "Parts.calls > 5 and smp.rank() == 0"))
+        for text, _ in found:
+            self.assertIn("of micro-batch 1;", text)
+            self.assertIn("or what a function changes that torch.utils.checkpoint runs again, at other times on each stage", text)
 
 
 class AsSmp(Case):
