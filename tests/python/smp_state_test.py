@@ -305,6 +305,18 @@ class Gradients(Case):
                 self.assertGreater(min(norms[0]), 0.05)
                 self.assertIn("optimizer.clip_master_grads(max_norm)", text)
 
+    def test_a_scaler_takes_the_arguments_of_both_of_torchs(self):
+        found = self.ran(1, """
+    begin()
+    made = [smp.amp.GradScaler(256.0, 4.0, 0.25, 7), smp.amp.GradScaler("cuda", 256.0, 4.0, 0.25, 7), smp.amp.GradScaler(torch.device("cuda"), 256.0, growth_interval=7, growth_factor=4.0, backoff_factor=0.25),
+            smp.amp.GradScaler(init_scale=256.0, growth_factor=4.0, backoff_factor=0.25, growth_interval=7, device="cpu")]
+    result = [[scaler.get_scale(), scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval(), scaler.is_enabled()] for scaler in made]
+    result += [smp.amp.GradScaler("cuda", enabled=False).is_enabled(), smp.amp.GradScaler("cuda").get_scale(), told(lambda: smp.amp.GradScaler("abacus"))]
+""")
+        self.assertEqual(found[:4], [[256.0, 4.0, 0.25, 7, True]] * 4)
+        self.assertEqual(found[4:6], [False, 65536.0])
+        self.assertIn("abacus", found[6])
+
     def test_a_scaler_whose_gradients_overflow_on_one_stage_skips_the_step_on_all(self):
         for made in ("smp.amp.GradScaler(init_scale=1024.0, growth_interval=2)", "torch.amp.GradScaler('cpu', init_scale=1024.0, growth_interval=2)"):
             with self.subTest(made):
