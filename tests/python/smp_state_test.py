@@ -162,6 +162,36 @@ class States(Case):
         self.assertEqual(first, [*right, names, True, list(range(parameters)), True, True, True])
         self.assertEqual(second, [*right, 0, True, list(range(parameters)), True, True, True])
 
+    def test_state_dicts_are_snapshots(self):
+        for optimizer in ("AdamW(model.parameters(), lr=0.01)", "NAdam(model.parameters(), lr=0.01)", "SGD(model.parameters(), lr=0.1, momentum=0.9)"):
+            for ranks in (1, 2):
+                with self.subTest(optimizer=optimizer, ranks=ranks):
+                    self.assertEqual(self.ran(ranks, f"""
+    begin()
+    model = smp.DistributedModel(Cnn())
+    optimizer = smp.DistributedOptimizer(torch.optim.{optimizer})
+    train_step, batches = stepping(model), cnn_batches(3)
+    def trains(batch):
+        optimizer.zero_grad()
+        train_step(*batch)
+        optimizer.step()
+    def tensors(value):
+        if isinstance(value, torch.Tensor):
+            return [value]
+        return [tensor for inner in value.values() for tensor in tensors(inner)] if isinstance(value, dict) else []
+    def all_bits():
+        return [[bits(tensor) for tensor in tensors(one)] for one in taken]
+    taken = [model.state_dict()]
+    before = all_bits()
+    trains(batches[0])
+    taken += [model.state_dict(), model.local_state_dict(), optimizer.state_dict(), optimizer.local_state_dict()]
+    own = [before[0], *all_bits()[1:]]
+    trains(batches[1])
+    later = [model.state_dict(), model.local_state_dict(), optimizer.state_dict(), optimizer.local_state_dict()]
+    part = [all_bits() == own, all(own), all(bits(a) != bits(b) for one, other in zip(taken[1:], later) for a, b in zip(tensors(one), tensors(other)) if a.ndim > 1)]
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps(part))]
+"""), [[True, True, True]] * ranks)
+
     def test_stages_that_do_not_come_to_a_collective_call_are_named(self):
         found = self.ran(3, """
     import datetime, time

@@ -212,17 +212,18 @@ class DistributedModel(torch.nn.Module):
     # --- files -------------------------------------------------------------------------------------------------------
 
     def local_state_dict(self):
-        """The module's state_dict() of the tensors whose home is this rank's stage, and `_smp_is_partial`: True."""
+        """The module's state_dict() of the tensors whose home is this rank's stage, as copies on the host, and
+        `_smp_is_partial`: True."""
         return states.local(self.module, self.engine("local_state_dict()"))
 
     def state_dict(self, gather_to_rank0=False):
-        """The module's, whole, on the host; with `gather_to_rank0` it is empty on all stages but the first. Collective
-        over the stages of this copy of the model. Before tensors have their homes, and with one stage, the module's.
+        """The module's, whole, as copies on the host; with `gather_to_rank0` it is empty on all stages but the first.
+        Collective over the stages of this copy of the model once tensors have their homes.
 
         Raises  CommTimeoutError: a stage does not call it.
         """
         if not self.partitioned or self._engine.over_one_stage:
-            return self.module.state_dict()
+            return states.alone(self.module)
         return states.whole("DistributedModel.state_dict()", self.module, self._engine, gather_to_rank0)
 
     def load_state_dict(self, state_dict, strict=True, same_partition_load=False):
