@@ -61,10 +61,11 @@ OperatorFacts facts_of(const OperatorCall& call) {
   facts.results = schema.returns().size();
   for (size_t i = 0; i < schema.arguments().size() && i < 64; ++i) {
     const std::string& argument = schema.arguments()[i].name();
-    if (argument == "running_mean" || argument == "running_var") facts.written |= uint64_t{1} << i;  // a norm's
+    if (argument == "running_mean" || argument == "running_var") facts.statistics |= uint64_t{1} << i;
     if (argument == "dropout_p" || argument == "train" || argument == "training")
       facts.draws_unless = static_cast<int>(i);
   }
+  facts.written |= facts.statistics;
   facts.gives_values = !schema.returns().empty() && std::ranges::none_of(schema.returns(), is_tensor_type);
   facts.view_of = viewed_argument(schema);
   facts.range_from = range_of_view(schema, facts.view_of);

@@ -27,7 +27,8 @@ struct OperatorFacts {
   uint64_t written = 0;         ///< as OperatorTraits::written, and what is written without the schema saying so
   bool tells_each = false;      ///< the sizes of results depend on values
   bool tells_by_index = false;  ///< they do where an index is a mask
-  int draws_unless = -1;        ///< it draws no random numbers where this argument is false or 0
+  uint64_t statistics = 0;      ///< of `written` those that a norm writes while it is trained alone
+  int draws_unless = -1;        ///< it draws no random numbers where this argument is false or 0; a norm is not trained
   size_t results = 0;           ///< how many
   int range_from = -1;          ///< the first argument in which the range of a view is, as values
 };

@@ -21,7 +21,8 @@ constexpr auto kPatience = 100ms;  // before a stage says that it waits
 constexpr auto kForTrace = 2s;     // until the other one, which may compute, has sent the operators that it ran
 constexpr char kAdvice[] =
     "; every stage has to run the same operators: look for what differs by rank, as a branch, an option or Python's "
-    "random numbers do";
+    "random numbers do, or what a function changes that torch.utils.checkpoint runs again, at other times on each "
+    "stage";
 
 at::Tensor bytes_of(const std::string& text) {
   const at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
@@ -202,11 +203,13 @@ void Mailbox::finish() {
   await_all(MessageKind::kFinished, [&](const Lane& other) { return post_.has_finished(other.stage); });
   for (const Lane& other : lanes_)
     if (!other.aside.empty())
-      post_.refuse(str("stage ", other.stage, " has sent ", text_of(name_of(other.aside.begin()->second.header)),
-                       " to stage ", post_.stage(), ", which does not take it", kAdvice));
+      post_.refuse(str("stage ", other.stage, " has sent ",
+                       text_of(in_step(name_of(other.aside.begin()->second.header))), " to stage ", post_.stage(),
+                       ", which does not take it", kAdvice));
   flush();
   post_.end_step();
   ended_below_ = last;
+  first_ = last + 1;
   ended_.clear();
   has_stalled_ = false;
   for (Lane& other : lanes_) {
@@ -254,12 +257,12 @@ Letter Mailbox::receive(int stage, const MessageName& name, const at::Tensor& bu
     letter = std::move(from.aside.extract(key).mapped());
   }
   const Header& came = letter.header;
-  const auto here = [&] { return wait_text(post_.stage(), name, stage); };
+  const auto here = [&] { return wait_text(post_.stage(), in_step(name), stage); };
   if (is_forward(name.kind) && (Key{came.kind, came.micro_batch, came.number} != key ||
                                 came.position != name.position || !came.has_op(name.op))) {
-    const std::string of_it = came.kind == MessageKind::kEnd
-                                  ? str("ended micro-batch ", came.micro_batch, " after ", came.position, " operators")
-                                  : str("sent ", text_of(name_of(came)));
+    const std::string of_it = came.kind == MessageKind::kEnd ? str("ended micro-batch ", in_step(came.micro_batch),
+                                                                   " after ", came.position, " operators")
+                                                             : str("sent ", text_of(in_step(name_of(came))));
     diverge(from, std::min(name.micro_batch, came.micro_batch), str(here(), "; stage ", stage, " has ", of_it));
   }
   if (!buffer.defined()) return letter;
@@ -292,7 +295,7 @@ at::Tensor Mailbox::take_gradient(int stage, int64_t micro_batch, int64_t number
   const Layout layout = layout_from(sizes, dtype, strides.empty() ? "" : text_in(strides.mapped().elements));
   const std::string shape = shape_text(dtype, {packed_numel(layout)});
   if (!letter.header.fits(shape))
-    post_.refuse(str(wait_text(post_.stage(), name, stage), ", of ", shape, "; stage ", stage, " has sent ",
+    post_.refuse(str(wait_text(post_.stage(), in_step(name), stage), ", of ", shape, "; stage ", stage, " has sent ",
                      letter.header.shape, kAdvice));
   return unpacked(letter.elements.view(dtype), layout);
 }
@@ -342,12 +345,12 @@ void Mailbox::meet_end(Lane& other, const Header& end) {
   const auto found = records_.find(end.micro_batch);
   if (end.kind != MessageKind::kEnd || found == records_.end())
     diverge(other, end.micro_batch,
-            str("stage ", other.stage, " has sent ", text_of(name_of(end)), " to stage ", post_.stage(),
-                ", which has ended micro-batch ", end.micro_batch,
+            str("stage ", other.stage, " has sent ", text_of(in_step(name_of(end))), " to stage ", post_.stage(),
+                ", which has ended micro-batch ", in_step(end.micro_batch),
                 found != records_.end() ? str(" after ", found->second.trace.size(), " operators") : ""));
   Record& own = found->second;
   if (end.digest != own.digest || end.position != static_cast<int64_t>(own.trace.size()))
-    diverge(other, end.micro_batch, other_operators(post_.stage(), other.stage, end.micro_batch));
+    diverge(other, end.micro_batch, other_operators(post_.stage(), other.stage, in_step(end.micro_batch)));
   ++other.compared;
   if (--own.left == 0) records_.erase(found);
 }
@@ -399,13 +402,13 @@ void Mailbox::diverge(Lane& other, int64_t micro_batch, const std::string& text)
   const int stage_one = std::min(post_.stage(), other.stage), stage_two = std::max(post_.stage(), other.stage);
   size_t i = 0;
   while (i < one.size() && i < two.size() && one[i].digest == two[i].digest && one[i].op == two[i].op) ++i;
-  const std::string where = str(" as operator ", i, " of micro-batch ", micro_batch);
+  const std::string where = str(" as operator ", i, " of micro-batch ", in_step(micro_batch));
   const bool ends_one = i == one.size(), ends_two = i == two.size();
   const bool is_ended = own.is_ended, has_its_ended = letter.header.position != 0;
   if ((i == mine.size() && !is_ended) || (i == its.size() && !has_its_ended)) post_.refuse(text + kAdvice);
   if (ends_one && ends_two)
     post_.refuse(str("stages ", stage_one, " and ", stage_two, " ran the same operators and returned other tensors in ",
-                     "micro-batch ", micro_batch, kAdvice));
+                     "micro-batch ", in_step(micro_batch), kAdvice));
   if (!ends_one && !ends_two && one[i].op == two[i].op)
     post_.refuse(str("stages ", stage_one, " and ", stage_two, " ran ", one[i].op, where, " with other arguments, ",
                      "or with gradients or autocast on in one of them", kAdvice));
@@ -447,8 +450,8 @@ void Mailbox::check_waiting(const MessageName& name, int from) {
                             theirs.position == name.position && name.kind != MessageKind::kGradient;
     if (!is_at_same && !is_past(theirs.micro_batch, theirs.position, name)) continue;
     diverge(lane(other.stage), std::min(theirs.micro_batch, name.micro_batch),
-            str(wait_text(other.stage, theirs, post_.stage()), ", which has not sent it and waits for ", text_of(name),
-                " from stage ", from));
+            str(wait_text(other.stage, in_step(theirs), post_.stage()), ", which has not sent it and waits for ",
+                text_of(in_step(name)), " from stage ", from));
   }
 }
 
@@ -488,7 +491,7 @@ void Mailbox::take(const Wait& wait) {
 /// What a stage does while it waits: looks for what ends the wait without the message.
 bool Mailbox::watch_wait(const Wait& wait, Clock::duration waited, bool& has_told) {
   const MessageName& name = wait.name;
-  const auto here = [&] { return wait_text(post_.stage(), name, wait.stage); };
+  const auto here = [&] { return wait_text(post_.stage(), in_step(name), wait.stage); };
   if (post_.has_finished(wait.stage))
     post_.refuse(str(here(), ", which has finished the step without sending it", kAdvice));
   if (waited > post_.timeout())
@@ -535,7 +538,7 @@ bool Mailbox::await(const Wait& wait) {
     (void)post_.wait_until(is_over);
   } catch (const CommError& error) {
     if (error.code() == ErrorCode::kDiverged || error.code() == ErrorCode::kTimeout) throw;
-    throw CommError(error.code(), str(wait_text(post_.stage(), wait.name, wait.stage), ": ", error.what()));
+    throw CommError(error.code(), str(wait_text(post_.stage(), in_step(wait.name), wait.stage), ": ", error.what()));
   }
   end_note();
   return wait.has_come();

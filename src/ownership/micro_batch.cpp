@@ -1,5 +1,7 @@
 #include "ownership/micro_batch.h"
 
+#include <algorithm>
+
 #include "trireme/base/error.h"
 #include "trireme/base/mix64.h"
 
@@ -13,7 +15,7 @@ void MicroBatch::visit(const OperatorFacts& facts, int stage) {
 
 void MicroBatch::come_back(const OperatorFacts& facts, int from, int to) {
   if (order == ForwardOrder::kAhead)
-    throw StateError(str("smp: ", facts.name, " of micro-batch ", number, " is computed on stage ", to,
+    throw StateError(str("smp: ", facts.name, " of micro-batch ", number_in_step, " is computed on stage ", to,
                          " and needs stage ", from,
                          " before, which no micro-batch has needed so far, so that stages run "
                          "ahead of each other; write \"pipeline\": \"sequential\" for a program that comes back to a "
@@ -30,11 +32,25 @@ void MicroBatch::touch(const OperatorFacts& facts, const HomedArgument& one, boo
   if (!is_of_another && (turn == lasting.turn || !lasting.is_written)) return;
   carries_state = true;
   if (order == ForwardOrder::kTurns)
-    throw StateError(str("smp: ", facts.name, " of micro-batch ", number, " uses a tensor of sizes ",
+    throw StateError(str("smp: ", facts.name, " of micro-batch ", number_in_step, " uses a tensor of sizes ",
                          one.tensor->sizes(), " on stage ", one.home.stage, " that ",
                          is_of_another ? "another micro-batch has computed" : "micro-batches write",
                          ", which no micro-batch has done so far, so that they take turns; write \"pipeline\": "
                          "\"sequential\" for a program that keeps such tensors"));
+}
+
+bool MicroBatch::is_in_region() const {
+  return std::ranges::any_of(regions, [](const auto& region) { return region->is_open; });
+}
+
+void MicroBatch::write_twice(const OperatorFacts& facts) {
+  if (order != ForwardOrder::kOneByOne)
+    throw StateError(str("smp: torch.utils.checkpoint: ", facts.name, " of micro-batch ", number_in_step,
+                         " writes a tensor that outlives the micro-batch, which no function that runs again has done "
+                         "so far, so that stages run ahead of each other, and the second run would write it at another "
+                         "time than in one process; write \"pipeline\": \"sequential\" for a program that begins to "
+                         "do so later"));
+  writes_twice = true;
 }
 
 void MicroBatch::note(const OperatorFacts& facts, const Key& key, int stage) {

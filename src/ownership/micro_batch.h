@@ -24,7 +24,8 @@ namespace trireme::ownership {
 
 /// A micro-batch on this stage, from the begin of its forward pass to the end of its backward pass.
 struct MicroBatch {
-  int64_t number = 0;
+  int64_t number = 0;          ///< of the run
+  int64_t number_in_step = 0;  ///< for people
   uint64_t seed = 0;
   ForwardOrder order = ForwardOrder::kOneByOne;
   Turns turns = Turns(1);
@@ -44,13 +45,14 @@ struct MicroBatch {
   std::vector<int> visits = {};
   bool comes_back = false;     ///< a stage needs a later one's forward pass
   bool carries_state = false;  ///< see touch()
+  bool writes_twice = false;   ///< a region writes what outlives the micro-batch
   /// What is older than the micro-batch and was used: the turn of its stage, and whether it was written.
   struct Lasting {
     int turn;
     bool is_written = false;
   };
   std::unordered_map<const c10::StorageImpl*, Lasting> lasting = {};
-  bool has_root = false;    ///< backward begins somewhere, here or on another stage
+  bool has_root = false;  ///< backward begins somewhere, here or on another stage
   /// One tensor that the program returned.
   struct Output {
     at::Tensor tensor;  ///< detached; a shadow until it has come
@@ -68,6 +70,10 @@ struct MicroBatch {
   /// An operator uses something of a stage that is older than this micro-batch. Throws StateError: forward passes take
   /// turns, and which of them wrote it last depends on their order.
   void touch(const OperatorFacts& facts, const HomedArgument& one, bool is_written);
+  bool is_in_region() const;
+  /// An operator of a region's first run writes what outlives the micro-batch, as its second run will. Throws
+  /// StateError: it stays ahead, so that second runs come between other first runs than in one process.
+  void write_twice(const OperatorFacts& facts);
   /// Notes what other stages compare: an operator with its home, -1 where there is none.
   void note(const OperatorFacts& facts, const Key& key, int stage);
   /// Something has come from another stage, which a second run of the region needs.

@@ -56,6 +56,7 @@ class Ownership::Impl {
   std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed, ForwardOrder order) {
     auto made = std::make_shared<MicroBatch>();
     made->number = number;
+    made->number_in_step = mailbox_.in_step(number);
     made->seed = seed;
     made->order = order;
     made->turns = ownership::Turns(stages());
@@ -84,6 +85,7 @@ class Ownership::Impl {
     MicroBatch& now = current("begin_region");
     std::erase_if(now.regions, [](const auto& region) { return !region->is_open; });
     auto region = std::make_shared<Region>(Region{.micro_batch = now.number,
+                                                  .number_in_step = now.number_in_step,
                                                   .seed = now.seed,
                                                   .position = now.position,
                                                   .randoms = now.randoms,
@@ -185,10 +187,11 @@ class Ownership::Impl {
 
  private:
   static void refuse_root_in_region(const MicroBatch& now) {
-    if (now.replay || std::ranges::any_of(now.regions, [](const auto& region) { return region->is_open; }))
+    if (now.replay || now.is_in_region())
       throw StateError(
-          "backward: a call inside of torch.utils.checkpoint, whose function runs again in the backward pass; call it "
-          "outside of that function");
+          "backward: a call inside of a function that torch.utils.checkpoint runs, and runs again in the backward "
+          "pass; "
+          "return the loss, and call model.backward(loss) in the step function");
   }
 
   MicroBatch& current(const char* call) const {
@@ -288,6 +291,7 @@ Ownership::Roots Ownership::receive_gradients(MicroBatch& micro_batch, int piece
 void Ownership::send_gradients(MicroBatch& micro_batch, int piece) { impl_->send_gradients(micro_batch, piece); }
 std::vector<at::Tensor> Ownership::outputs(MicroBatch& micro_batch) { return impl_->outputs(micro_batch); }
 bool Ownership::comes_back(const MicroBatch& micro_batch) const { return micro_batch.comes_back; }
+bool Ownership::writes_twice(const MicroBatch& micro_batch) const { return micro_batch.writes_twice; }
 const std::vector<int>& Ownership::visits(const MicroBatch& micro_batch) const { return micro_batch.visits; }
 std::vector<int> Ownership::turns(const MicroBatch& micro_batch) const { return micro_batch.turns.order(); }
 bool Ownership::carries_state(const MicroBatch& micro_batch) const { return micro_batch.carries_state; }

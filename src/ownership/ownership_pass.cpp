@@ -64,6 +64,26 @@ Key key_on(int stage, const OperatorFacts& facts, const OperatorCall& call, bool
   return key_of(mix64(facts.hash + static_cast<uint64_t>(stage + 1)), call.arguments(), is_complete);
 }
 
+/// Whether the call writes its argument number `i`. Statistics of a norm that is not trained it does not.
+bool writes(const OperatorCall& call, const OperatorFacts& facts, size_t i) {
+  return i < 64 && (facts.written >> i & 1) != 0 && ((facts.statistics >> i & 1) == 0 || draws(call, facts));
+}
+
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
+
+/// Whether a tensor ends with the micro-batch, as far as is known: of those that every stage has, what a region that is
+/// open has made.
+bool is_made_in(const MicroBatch& micro_batch, const at::Tensor& tensor, const Home* home) {
+  if (home != nullptr) return home->born >> 32 == static_cast<uint64_t>(micro_batch.number + 1);
+  return std::ranges::any_of(micro_batch.regions, [&](const auto& region) {
+    return region->is_open && std::ranges::any_of(region->made, [&](const auto& made) {
+             return made._unsafe_get_target() == storage_of(tensor);
+           });
+  });
+}
+
 }  // namespace
 
 void OwnershipPass::run(OperatorCall& call, Next next) {
@@ -88,6 +108,7 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
   }
   std::optional<Home> home = home_of(facts, homed, entered_.empty() ? std::nullopt : std::optional(entered_.back()));
   if (home && forced_) home->stage = *forced_;
+  if (facts.written != 0 && now.is_in_region()) note_region_writes(call, facts, home);
   if (!home) return run_replicated(call, facts, homed, next);
   if (facts.view_of < 0) {
     now.visit(facts, home->stage);
@@ -104,7 +125,7 @@ void OwnershipPass::touch_lasting(const OperatorCall& call, const OperatorFacts&
   const auto own = static_cast<uint64_t>(current_->number + 1);
   for (const HomedArgument& one : homed)
     if (one.home.born >> 32 != own && (!one.home.is_parameter || facts.written != 0))
-      current_->touch(facts, one, is_written(call, one) || (one.argument < 64 && (facts.written >> one.argument & 1)));
+      current_->touch(facts, one, writes(call, facts, one.argument));
 }
 
 /// A forward pass draws by the seeds of its operators, and other stages take part in it: a backward pass, in which a
@@ -149,7 +170,34 @@ void OwnershipPass::run_replicated(OperatorCall& call, const OperatorFacts& fact
   current_->note(facts, key_of(facts.hash, call.arguments(), is_complete), -1);
   // A view by the sizes of a tensor that has a home.
   if (!homed.empty()) return call.op.redispatchBoxed(call.keys, &call.stack);
+  if (!current_->is_in_region()) return next(call);
+  std::vector<const c10::StorageImpl*> given;
+  for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) { given.push_back(storage_of(tensor)); });
   next(call);
+  for_each_tensor(call.results(), [&](const at::Tensor& tensor) {
+    const c10::StorageImpl* const storage = storage_of(tensor);
+    if (storage == nullptr || std::ranges::count(given, storage) != 0) return;
+    for (const auto& region : current_->regions)
+      if (region->is_open) region->made.push_back(tensor.storage().getWeakStorageImpl());
+  });
+}
+
+/// What a region writes besides what its micro-batch has made is written twice, on each stage that runs it again.
+/// `home`: of the operator.
+void OwnershipPass::note_region_writes(const OperatorCall& call, const OperatorFacts& facts,
+                                       const std::optional<Home>& home) {
+  for (size_t i = 0; i < call.arguments().size(); ++i) {
+    if (!writes(call, facts, i)) continue;
+    for_each_tensor(call.arguments()[i], [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || is_made_in(*current_, tensor, homes_.find(tensor))) return;
+      if (!home)
+        throw StateError(str("smp: torch.utils.checkpoint: ", facts.name,
+                             " writes a tensor that every stage has and that was made outside of the function, which "
+                             "runs again on some stages alone, so that they would differ; write it outside of that "
+                             "function, or register it as a buffer of its module (persistent=True)"));
+      current_->write_twice(facts);
+    });
+  }
 }
 
 // --- operators of this stage ---------------------------------------------------------------------------------------

@@ -1,30 +1,25 @@
 #include "ownership/region.h"
 
-#include <string>
-
 #include "trireme/base/error.h"
 
 namespace trireme::ownership {
-namespace {
-
-[[noreturn]] void refuse_other_run(const std::string& op, const std::string& before) {
-  throw StateError(str("smp: torch.utils.checkpoint: the function ran ", op, " in the backward pass where it had ",
-                       before, " in the forward pass; let it do the same both times: what it reads besides its ",
-                       "arguments must not have changed"));
-}
-
-}  // namespace
-
 bool is_compared(const OperatorFacts& facts) { return facts.name != "aten::detach"; }
+
+void Replay::refuse(const std::string& op, const std::string& before) const {
+  throw StateError(str("smp: torch.utils.checkpoint: the function ran ", op, " in the backward pass of micro-batch ",
+                       region_->number_in_step, " as its operator ", operators_, " where it had ", before,
+                       " in the forward pass; let it do the same both times: what it reads besides its arguments must ",
+                       "not have changed"));
+}
 
 void Replay::follow(const OperatorFacts& facts, uint64_t of_call) {
   if (!is_compared(facts)) return;
   const OperatorTrace& before = region_->operators;
-  if (operators_ == before.size()) refuse_other_run(facts.name, "ended");
-  const auto& [name, digest] = before[operators_++];
-  if (digest == of_call) return;
-  refuse_other_run(
-      facts.name, *name == facts.name ? "run it with arguments of other sizes, strides or stages" : str("run ", *name));
+  if (operators_ == before.size()) refuse(facts.name, "ended");
+  const auto& [name, digest] = before[operators_];
+  if (digest == of_call) return void(++operators_);
+  refuse(facts.name,
+         *name == facts.name ? "run it with arguments of other sizes, strides or stages" : str("run ", *name));
 }
 
 template <class Kind>

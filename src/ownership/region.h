@@ -3,9 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/Storage.h>
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -19,7 +21,7 @@ namespace trireme::ownership {
 /// The first run of a region, and all of it that a second one could not have without the other stages: its place in the
 /// micro-batch, by which it draws random numbers, and a journal of what came from them.
 struct Region {
-  int64_t micro_batch = 0;
+  int64_t micro_batch = 0, number_in_step = 0;
   uint64_t seed = 0;
   int64_t position = 0, randoms = 0;  ///< of the micro-batch, when the region began
   std::vector<int> entered = {};      ///< stages of the modules around it
@@ -32,6 +34,8 @@ struct Region {
   /// Numbers that the program read.
   using Numbers = std::vector<c10::IValue>;
   std::vector<std::variant<Value, ToldCall, Numbers>> received = {};
+  /// What operators of every stage have made in the first run, without its bytes.
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made = {};
   bool is_open = true;     ///< its first run has not ended
   bool is_second = false;  ///< it began in another region's second run, so that it has no journal
 };
@@ -48,6 +52,7 @@ class Replay {
   Region::Numbers numbers(const OperatorFacts& facts);
 
  private:
+  [[noreturn]] void refuse(const std::string& op, const std::string& before) const;
   template <class Kind>
   const Kind& next(const OperatorFacts& facts);
 

@@ -129,9 +129,9 @@ class StepRunner::Impl {
   }
 
   /// How many micro-batches are open at once. Before the visits of a program are known, and where it comes back to a
-  /// stage, one: an order that is safe for any program.
+  /// stage, one: an order that is safe for any program. On one stage more are of no use.
   int open_at_once(int micro_batches) const {
-    if (!runs_ahead_) return 1;
+    if (!runs_ahead_ || stages_->size() == 1) return 1;
     if (options_.pipeline == kSimple) return micro_batches;
     const int active = options_.active_micro_batches > 0 ? options_.active_micro_batches : stages_->size() + 2;
     return std::min({stages_->size() - stages_->rank(), active, micro_batches});
@@ -139,7 +139,9 @@ class StepRunner::Impl {
 
   Outputs execute(int micro_batches, const Program& program, uint64_t seed) {
     const bool has_gradients = at::GradMode::is_enabled();
-    runs_ahead_ = has_gradients && options_.pipeline != kSequential && is_monotone_.value_or(false);
+    runs_ahead_ = has_gradients && has_trained_ && !writes_twice_ && options_.pipeline != kSequential &&
+                  is_monotone_.value_or(false);
+    has_trained_ = has_trained_ || has_gradients;
     last_ = runs_ahead_ ? options_.pipeline : kSequential;
     const int open_at_most = has_gradients ? open_at_once(micro_batches) : micro_batches;
     Open open(micro_batches);
@@ -168,7 +170,21 @@ class StepRunner::Impl {
     const Ownership::Scope operators(ownership_, *now);
     ownership_.end_forward(program(micro_batch));
     follow_visits(*now);
+    follow_writes(*now);
     return now;
+  }
+
+  /// What runs again in the backward pass, and writes what outlives the micro-batch, does so before the next one's
+  /// forward pass, as in one process.
+  void follow_writes(const Ownership::MicroBatch& micro_batch) {
+    if (writes_twice_ || !ownership_.writes_twice(micro_batch)) return;
+    writes_twice_ = true;
+    if (options_.pipeline == kSequential || world_.rank() != 0) return;
+    log(LogLevel::kInfo,
+        str("smp: a function that torch.utils.checkpoint runs writes tensors that outlive the step, as "
+            "batch norm its statistics, and does so again in the backward pass, so micro-batches run "
+            "one after the other (pipeline \"sequential\") in place of \"",
+            options_.pipeline, "\""));
   }
 
   /// A program that once came back to a stage may do so again.
@@ -226,6 +242,8 @@ class StepRunner::Impl {
   const std::unique_ptr<Group> stages_, all_;  ///< without other users
   const bool sums_whole_;                      ///< the gradients of a step's micro-batches
   std::optional<bool> is_monotone_;            ///< no stage has needed a later one, as far as programs have run
+  bool writes_twice_ = false;                  ///< a region has written what outlives its micro-batch
+  bool has_trained_ = false;                   ///< a step has run with gradients, by which both are known
   bool runs_ahead_ = false;                    ///< the step, of other stages
   int64_t begun_ = 0;                          ///< micro-batches
   int64_t passes_ = 0;                         ///< backward passes since end_window()

@@ -62,6 +62,43 @@ model.backward(loss)
 return loss
 """)
 
+    def test_hooks_that_the_model_hangs_on_tensors(self):
+        hooked = """
+    class Hooked(Two):
+        def forward(self, x):
+            early = self.layers[:4](x)
+            READ
+            early.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+            early.retain_grad()
+            late = self.layers[4:](early)
+            late.register_hook(lambda gradient: gradient * 3)
+            return early, late + early.mean()
+"""
+        for read in ("pass", "assert early.sum().item() > -1e9"):
+            with self.subTest(read):
+                self.compared("""
+_, logits = model(x)
+loss = F.cross_entropy(logits, y)
+model.backward(loss)
+return loss
+""", net="Hooked(0.1)", more=hooked.replace("READ", read))
+
+    def test_a_backward_pass_that_the_model_begins(self):
+        for call in ("model.backward(early.square().mean())", "early.square().mean().backward()"):
+            with self.subTest(call):
+                self.compared("""
+_, logits = model(x)
+loss = F.cross_entropy(logits, y)
+model.backward(loss)
+return loss
+""", net="Begins(0.1)", more=f"""
+    class Begins(Two):
+        def forward(self, x):
+            early = self.layers[:4](x)
+            {call}
+            return early, self.layers[4:](early)
+""")
+
     def test_a_mixture_of_experts_on_both_stages(self):
         self.compared("""
 _, logits = model(x)

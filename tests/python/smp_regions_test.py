@@ -182,6 +182,115 @@ class Bits(Case):
                 self.assertEqual(self.assert_bits_of_one_process(program(call, mark)), expected)
 
 
+class Written(Case):
+    """What the function writes besides its results is written twice, in one process's order."""
+
+    _NORM = """
+    class Normed(Mlp):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.late = nn.BatchNorm1d(16), nn.BatchNorm1d(16)
+        def forward(self, x, y):
+            h = checkpoint(lambda x: self.norm(self.layers[:3](x)), x, use_reentrant=False)
+            h = checkpoint(lambda h: self.late(self.layers[3:6](h)), h, use_reentrant=False)
+            return F.cross_entropy(self.layers[6:](h), y)
+    net = placed(Normed(), range(3, 8))
+    if smp.pp_size() > 1:
+        smp.set_partition(net.late, 1)
+"""
+
+    def test_statistics_of_batch_norm_under_every_pipeline(self):
+        for pipeline in ("interleaved", "simple", "sequential"):
+            with self.subTest(pipeline):
+                text = (_LAYERS + self._NORM).replace("begin(", f"begin(pipeline='{pipeline}', ")
+                found = self.assert_bits_of_one_process(text + "    result = trained(net, mlp_batches(3), steps=3)")
+                self.assertEqual(found[2], "sequential")
+
+    def test_statistics_are_those_of_plain_pytorch_that_runs_one_micro_batch_after_the_other(self):
+        text = _LAYERS + self._NORM + """
+    batches = mlp_batches()
+    import copy
+    other = copy.deepcopy(net)
+    plain(other, batches)
+    trained(net, batches, steps=1)
+    result = [weights(trained.model), {name: bits(buffer) for name, buffer in other.named_buffers()}]
+"""
+        found, expected = self.ran(2, text)
+        self.assertEqual({name: found[name] for name in expected}, expected)
+
+    def test_a_norm_that_is_not_trained_and_an_evaluation_before(self):
+        text = _LAYERS + self._NORM + """
+    STATE
+    model = smp.DistributedModel(net)
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.125))
+    @smp.step
+    def train_step(x, y):
+        loss = model(x, y)
+        if torch.is_grad_enabled():
+            model.backward(loss)
+        return loss
+    with torch.no_grad():
+        train_step(*mlp_batches()[0])
+    used = []
+    for batch in mlp_batches(3):
+        optimizer.zero_grad()
+        train_step(*batch)
+        used.append(model.engine("").core.pipeline)
+        optimizer.step()
+    result = [weights(model), used]
+"""
+        for state, expected in (("pass", ["sequential"] * 3), ("net.eval()", ["sequential", "interleaved", "interleaved"])):
+            with self.subTest(state):
+                program = text.replace("STATE", state)
+                (alone, _), (found, used) = self.ran(1, program), self.ran(2, program)
+                self.assertEqual(found, alone)
+                self.assertEqual(used, expected)
+
+    def test_what_begins_to_write_later_or_writes_what_every_stage_has_is_refused_on_every_rank(self):
+        late = """
+    model = smp.DistributedModel(net)
+    net.eval()
+    @smp.step
+    def train_step(x, y):
+        model.backward(model(x, y))
+    for batch in mlp_batches():
+        model.zero_grad()
+        train_step(*batch)
+    net.train()
+    model.zero_grad()
+    texts = told(lambda: train_step(*mlp_batches()[0]))
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps(texts))]
+"""
+        for text in self.ran(2, _LAYERS + self._NORM + late):
+            self.assertIn("writes a tensor that outlives the micro-batch, which no function that runs again has done so far", text)
+            self.assertIn("\"pipeline\": \"sequential\"", text)
+        counter = """
+    class Counting(Mlp):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(2, dtype=torch.long), persistent=False)
+        def part(self, h):
+            made = torch.tensor([1, 2])
+            made[0] += 3
+            made.add_(1)
+            self.calls.view(-1)[1] += 1
+            return self.layers[:3](h)
+        def forward(self, x, y):
+            return F.cross_entropy(self.layers[3:](checkpoint(self.part, x, use_reentrant=False)), y)
+    net = placed(Counting(), range(3, 8))
+    model = smp.DistributedModel(net)
+    @smp.step
+    def train_step(x, y):
+        model.backward(model(x, y))
+    texts = told(lambda: train_step(*mlp_batches()[0]))
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps(texts))]
+"""
+        for text in self.ran(2, _LAYERS + counter):
+            self.assertIn("writes a tensor that every stage has and that was made outside of the function", str(text))
+        for text in self.ran(2, _LAYERS + counter.replace("self.calls.view(-1)[1] += 1", "pass")):
+            self.assertEqual(text, [None] * 4)
+
+
 class Kept(Case):
     _COUNTED = _LAYERS + """
     kept, runs = [0], [0]
@@ -236,7 +345,8 @@ class Refused(Case):
         policy = "lambda: torch.utils.checkpoint.create_selective_checkpoint_contexts([])"
         for call, part in ((f"checkpoint(torch.relu, h, use_reentrant=False, context_fn={policy})", "with context_fn or debug inside of a step function is not there yet"),
                            ("checkpoint(torch.relu, h, use_reentrant=False, debug=True)", "with context_fn or debug inside of a step function is not there yet"),
-                           ("checkpoint(lambda h: (model.backward(h.sum()), h * 2)[1], h, use_reentrant=False)", "backward: a call inside of torch.utils.checkpoint"),
+                           *((f"checkpoint(lambda h: ({root}, h * 2)[1], h, use_reentrant=False)",
+                              "return the loss, and call model.backward(loss) in the step function") for root in ("model.backward(h.sum())", "h.sum().backward()")),
                            ("smp.checkpoint(torch.relu, h)", "is no torch.nn.Module"), ("smp.checkpoint_sequential(self.layers[3:], h, 'group_0')", "expected \"each\""),
                            ("smp.checkpoint_sequential(self, h)", "is no torch.nn.Sequential")):
             with self.subTest(call):
@@ -247,8 +357,32 @@ class Refused(Case):
     def test_a_function_that_runs_otherwise_the_second_time(self):
         found = self.ran(2, self._TOLD.replace("CALL", "checkpoint(lambda h: (h.exp() if torch._C._current_graph_task_id() == -1 else h.tanh()).mul(2).exp(), h, "
                                                        "use_reentrant=False)"))
-        self.assertIn("the function ran aten::tanh in the backward pass where it had run aten::exp in the forward pass", found[0])
-        self.assertTrue(all(isinstance(text, str) for text in found), found)
+        for text in found:
+            self.assertIn("the function ran aten::tanh in the backward pass of micro-batch 0 as its operator 0 where it had run aten::exp in the forward pass", text)
+
+    def test_a_function_that_runs_otherwise_in_a_later_step(self):
+        """By what its second run has changed, so that stages, which run it again at other times, differ."""
+        found = self.ran(2, _LAYERS + """
+    class Parts(Mlp):
+        def part(self, h):
+            Parts.calls += 1
+            return h.exp() if LATER else self.layers[3:](h).tanh()
+        def forward(self, x, y):
+            return F.cross_entropy(checkpoint(self.part, self.layers[:3](x), use_reentrant=False), y)
+    Parts.calls = 0
+    model = smp.DistributedModel(placed(Parts(0.1), range(3, 8)))
+    @smp.step
+    def train_step(x, y):
+        model.backward(model(x, y))
+    (x, y), = mlp_batches(1)
+    train_step(x, y)
+    model.zero_grad()
+    texts = told(lambda: train_step(x, y))
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps([texts, Parts.calls]))]
+""".replace("LATER", "Parts.calls > 5 and smp.rank() == 0"))
+        for text, _ in found:
+            self.assertIn("of micro-batch 1;", text)
+            self.assertIn("or what a function changes that torch.utils.checkpoint runs again, at other times on each stage", text)
 
 
 class AsSmp(Case):

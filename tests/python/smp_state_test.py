@@ -162,6 +162,36 @@ class States(Case):
         self.assertEqual(first, [*right, names, True, list(range(parameters)), True, True, True])
         self.assertEqual(second, [*right, 0, True, list(range(parameters)), True, True, True])
 
+    def test_state_dicts_are_snapshots(self):
+        for optimizer in ("AdamW(model.parameters(), lr=0.01)", "NAdam(model.parameters(), lr=0.01)", "SGD(model.parameters(), lr=0.1, momentum=0.9)"):
+            for ranks in (1, 2):
+                with self.subTest(optimizer=optimizer, ranks=ranks):
+                    self.assertEqual(self.ran(ranks, f"""
+    begin()
+    model = smp.DistributedModel(Cnn())
+    optimizer = smp.DistributedOptimizer(torch.optim.{optimizer})
+    train_step, batches = stepping(model), cnn_batches(3)
+    def trains(batch):
+        optimizer.zero_grad()
+        train_step(*batch)
+        optimizer.step()
+    def tensors(value):
+        if isinstance(value, torch.Tensor):
+            return [value]
+        return [tensor for inner in value.values() for tensor in tensors(inner)] if isinstance(value, dict) else []
+    def all_bits():
+        return [[bits(tensor) for tensor in tensors(one)] for one in taken]
+    taken = [model.state_dict()]
+    before = all_bits()
+    trains(batches[0])
+    taken += [model.state_dict(), model.local_state_dict(), optimizer.state_dict(), optimizer.local_state_dict()]
+    own = [before[0], *all_bits()[1:]]
+    trains(batches[1])
+    later = [model.state_dict(), model.local_state_dict(), optimizer.state_dict(), optimizer.local_state_dict()]
+    part = [all_bits() == own, all(own), all(bits(a) != bits(b) for one, other in zip(taken[1:], later) for a, b in zip(tensors(one), tensors(other)) if a.ndim > 1)]
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps(part))]
+"""), [[True, True, True]] * ranks)
+
     def test_stages_that_do_not_come_to_a_collective_call_are_named(self):
         found = self.ran(3, """
     import datetime, time
@@ -304,6 +334,18 @@ class Gradients(Case):
                 self.assertLess(max(differences.values()), 1e-6)
                 self.assertGreater(min(norms[0]), 0.05)
                 self.assertIn("optimizer.clip_master_grads(max_norm)", text)
+
+    def test_a_scaler_takes_the_arguments_of_both_of_torchs(self):
+        found = self.ran(1, """
+    begin()
+    made = [smp.amp.GradScaler(256.0, 4.0, 0.25, 7), smp.amp.GradScaler("cuda", 256.0, 4.0, 0.25, 7), smp.amp.GradScaler(torch.device("cuda"), 256.0, growth_interval=7, growth_factor=4.0, backoff_factor=0.25),
+            smp.amp.GradScaler(init_scale=256.0, growth_factor=4.0, backoff_factor=0.25, growth_interval=7, device="cpu")]
+    result = [[scaler.get_scale(), scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval(), scaler.is_enabled()] for scaler in made]
+    result += [smp.amp.GradScaler("cuda", enabled=False).is_enabled(), smp.amp.GradScaler("cuda").get_scale(), told(lambda: smp.amp.GradScaler("abacus"))]
+""")
+        self.assertEqual(found[:4], [[256.0, 4.0, 0.25, 7, True]] * 4)
+        self.assertEqual(found[4:6], [False, 65536.0])
+        self.assertIn("abacus", found[6])
 
     def test_a_scaler_whose_gradients_overflow_on_one_stage_skips_the_step_on_all(self):
         for made in ("smp.amp.GradScaler(init_scale=1024.0, growth_interval=2)", "torch.amp.GradScaler('cpu', init_scale=1024.0, growth_interval=2)"):

@@ -195,6 +195,8 @@ class Ownership {
   std::vector<int> turns(const MicroBatch& micro_batch) const;
   /// Whether the forward pass read or wrote what another one may have written in another turn of its stage.
   bool carries_state(const MicroBatch& micro_batch) const;
+  /// Whether a region wrote what outlives the micro-batch, as batch norm its statistics: a second run writes it again.
+  bool writes_twice(const MicroBatch& micro_batch) const;
   /// At the end of a step: all that was sent has left, and every forward pass was compared with the other stages'.
   /// Throws    CommError(kDiverged) on every stage: programs differ; names both operators.
   void finish();

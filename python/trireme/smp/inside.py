@@ -6,12 +6,14 @@ from torch.utils import checkpoint
 from .. import ranks
 from ..errors import StateError, UnsupportedError
 from ..patches import Patches, Wrapped
-from . import gradients, program
+from . import gradients, program, trace
 
 
 def _backward(original):
     """`loss.backward()` comes here, too."""
     def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, grad_variables=None, inputs=None):
+        if trace.is_tracing():
+            return None  # which has no backward pass; the step has
         if (running := program.running()) is None:
             return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
         if inputs is not None:

@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from .. import ranks as world_ranks
 from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
 from ..log import logger
-from . import entries, inside, program, ranks, readers, states
+from . import entries, inside, program, ranks, readers, states, trace
 from .config import state
 from .engine import StepEngine
 from .partition import homes_of
@@ -97,11 +97,11 @@ class DistributedModel(torch.nn.Module):
         if torch.is_inference_mode_enabled():
             raise StateError("smp: the model would get its stages inside of torch.inference_mode(), which ends what watches operators when it ends; use torch.no_grad() "
                              "for the first step")
+        inside.PATCHES.apply()
         homes = _decided(self.module, args, kwargs)
         self.__dict__["_engine"] = StepEngine(self.module, homes, **self._options)
         if ranks.pp_size() > 1:
             self._watching = entries.watch(self.module, self._engine)
-        inside.PATCHES.apply()
         if ranks.pp_size() > 1:
             readers.PATCHES.apply()
         optimizer = program.optimizer_or_none()
@@ -146,6 +146,8 @@ class DistributedModel(torch.nn.Module):
 
         Raises  StateError: outside of one. ShapeError: another number of gradients. UnsupportedError: create_graph.
         """
+        if trace.is_tracing():
+            return  # which has no backward pass; the step has
         if create_graph:
             raise UnsupportedError("DistributedModel.backward(create_graph=True) is not there yet; leave it out")
         if program.running() is None:
@@ -210,17 +212,18 @@ class DistributedModel(torch.nn.Module):
     # --- files -------------------------------------------------------------------------------------------------------
 
     def local_state_dict(self):
-        """The module's state_dict() of the tensors whose home is this rank's stage, and `_smp_is_partial`: True."""
+        """The module's state_dict() of the tensors whose home is this rank's stage, as copies on the host, and
+        `_smp_is_partial`: True."""
         return states.local(self.module, self.engine("local_state_dict()"))
 
     def state_dict(self, gather_to_rank0=False):
-        """The module's, whole, on the host; with `gather_to_rank0` it is empty on all stages but the first. Collective
-        over the stages of this copy of the model. Before tensors have their homes, and with one stage, the module's.
+        """The module's, whole, as copies on the host; with `gather_to_rank0` it is empty on all stages but the first.
+        Collective over the stages of this copy of the model once tensors have their homes.
 
         Raises  CommTimeoutError: a stage does not call it.
         """
         if not self.partitioned or self._engine.over_one_stage:
-            return self.module.state_dict()
+            return states.alone(self.module)
         return states.whole("DistributedModel.state_dict()", self.module, self._engine, gather_to_rank0)
 
     def load_state_dict(self, state_dict, strict=True, same_partition_load=False):

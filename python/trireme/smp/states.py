@@ -19,29 +19,32 @@ PARTIAL = "_smp_is_partial"
 
 
 def local(module, engine):
-    """module.state_dict() of what is on this stage, and of what every stage has."""
+    """module.state_dict() of what is on this stage, and of what every stage has, as copies on the host."""
     found = module.state_dict()
     for name in [name for name, value in found.items() if _home(engine, value) not in (None, engine.stage)]:
         del found[name]
+    found = _copied(found, _on_host)
     found[PARTIAL] = True
     return found
 
 
+def alone(module):
+    """module.state_dict() of a module that is whole on this rank, as copies on the host."""
+    return _copied(module.state_dict(), _on_host)
+
+
 def whole(call, module, engine, to_rank_0):
-    """module.state_dict() with every tensor on the host, the same on every stage; with `to_rank_0` empty on all but
-    the first. Collective over the stages."""
+    """module.state_dict() with copies on the host, the same on every stage; with `to_rank_0` empty on all but the
+    first. Collective over the stages."""
     members = ranks.get_pp_group()
     messages.meet(call, members, {"gather_to_rank0": bool(to_rank_0)})
     keeps = not to_rank_0 or engine.stage == 0
-    found, seen = module.state_dict(), {}
-    for name, value in found.items():
-        if not isinstance(value, torch.Tensor):
-            continue
-        key = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride())  # pylint: disable=protected-access
-        if key not in seen:
-            on_host = _gathered(value, _home(engine, value), members)
-            seen[key] = value, on_host if keeps else None
-        found[name] = seen[key][1]
+
+    def of_all_stages(value):
+        on_host = _gathered(value, _home(engine, value), members)
+        return on_host if keeps else None
+
+    found = _copied(module.state_dict(), of_all_stages)
     return found if keeps else collections.OrderedDict()
 
 
@@ -117,10 +120,26 @@ def _home(engine, value):
     return engine.core.home_of(value) if isinstance(value, torch.Tensor) else None
 
 
+def _copied(found, copy_of):
+    """`found` with the copy of each tensor in its place; what is one tensor is one there, too."""
+    copies = {}
+    for name, value in found.items():
+        if isinstance(value, torch.Tensor):
+            key = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride())  # pylint: disable=protected-access
+            if key not in copies:
+                copies[key] = value, copy_of(value)  # while it is here no other one gets its address
+            found[name] = copies[key][1]
+    return found
+
+
+def _on_host(value):
+    return value.to("cpu", copy=True)
+
+
 def _gathered(value, home, members):
     if home is None:
-        return value.cpu()
-    on_host = value.cpu().contiguous() if members[home] == ranks.rank() else torch.empty(value.shape, dtype=value.dtype)
+        return _on_host(value)
+    on_host = _on_host(value).contiguous() if members[home] == ranks.rank() else torch.empty(value.shape, dtype=value.dtype)
     messages.broadcast_bytes(on_host.reshape(-1).view(torch.uint8) if on_host.numel() else torch.empty(0, dtype=torch.uint8), members, home)
     return on_host
 

@@ -97,8 +97,9 @@ def by_registration(module):
 
 
 def traced(module, args, kwargs, device=None):
-    """The Trace of module(*args, **kwargs), without gradients. On the device "meta", which needs neither memory nor
-    time; where values decide what is computed, with them, on `device` (None: where they are).
+    """The Trace of module(*args, **kwargs). On the device "meta", which needs neither memory nor time; where values
+    decide what is computed, with them, on `device` (None: where they are). With a graph where gradients are on, as a
+    forward may hang hooks on it, but without the activations that it would keep.
 
     Buffers, generators and attributes of modules are as before afterwards.
 
@@ -127,6 +128,10 @@ def _run(module, args, kwargs, device):
             return torch.empty_like(tensor, device="meta")
         return tensor.detach().to(device or tensor.device)
 
+    def of_call(argument):
+        made = on_device(argument)
+        return made.requires_grad_(argument.requires_grad) if isinstance(argument, torch.Tensor) else made
+
     def stand_in(tensor):
         if isinstance(tensor, torch.nn.Parameter):
             return torch.nn.Parameter(on_device(tensor), requires_grad=tensor.requires_grad)
@@ -134,15 +139,20 @@ def _run(module, args, kwargs, device):
 
     with torch.no_grad():
         tensors = {name: stand_in(tensor) for name, tensor in given.items()}
-    args, kwargs = pytree.tree_map(on_device, (tuple(args), dict(kwargs)))
+    args, kwargs = pytree.tree_map(of_call, (tuple(args), dict(kwargs)))
     recorder = _Recorder({name: tensors[name] for name in homed})
     _tracing.append(module)
     try:
-        with torch.no_grad(), torch.device("meta") if is_meta else contextlib.nullcontext(), _seen_by(recorder, module), _Attention(recorder), recorder:
+        with torch.device("meta") if is_meta else _keeping_nothing(), _seen_by(recorder, module), _Attention(recorder), recorder:
             torch.func.functional_call(module, tensors, args, kwargs)
     finally:
         _tracing.pop()
     return _completed(homed, recorder.finish())
+
+
+def _keeping_nothing():
+    """No backward pass follows, so that what autograd saves for one need not live."""
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: None)
 
 
 @contextlib.contextmanager
