@@ -223,6 +223,16 @@ class RankContext {
   int read_scopes_ = 0;
 };
 
+/// While it lives, this thread works for the rank of another one, which waits meanwhile: scopes that are opened here are
+/// that rank's.
+class [[nodiscard]] RankThreadScope {
+ public:
+  explicit RankThreadScope(RankContext& context);
+  ~RankThreadScope();
+  RankThreadScope(const RankThreadScope&) = delete;
+  RankThreadScope& operator=(const RankThreadScope&) = delete;
+};
+
 /// Interception is on for this thread while one of these lives. Construct and destroy on the same thread.
 class [[nodiscard]] InterceptScope {
  public:

@@ -189,7 +189,7 @@ RankContext& RankContext::to_be() {
 }
 
 RankContext& RankContext::of_this_thread() {
-  this_thread.context = &to_be();
+  if (this_thread.context == nullptr) this_thread.context = &to_be();
   return *this_thread.context;
 }
 
@@ -278,6 +278,9 @@ const InterceptScope* RankContext::first_of(PassOrder order) const {
   while (link != nullptr && link->pass_->order() < order) link = link->next_;
   return link;
 }
+
+RankThreadScope::RankThreadScope(RankContext& context) { this_thread.context = &context; }
+RankThreadScope::~RankThreadScope() { this_thread.context = nullptr; }
 
 void Next::operator()(OperatorCall& call) const { context_.run(call, after()); }
 

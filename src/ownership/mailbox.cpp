@@ -260,16 +260,19 @@ Letter Mailbox::receive(int stage, const MessageName& name, const at::Tensor& bu
   const auto here = [&] { return wait_text(post_.stage(), in_step(name), stage); };
   if (is_forward(name.kind) && (Key{came.kind, came.micro_batch, came.number} != key ||
                                 came.position != name.position || !came.has_op(name.op))) {
-    const std::string of_it = came.kind == MessageKind::kEnd ? str("ended micro-batch ", in_step(came.micro_batch),
-                                                                   " after ", came.position, " operators")
-                                                             : str("sent ", text_of(in_step(name_of(came))));
-    diverge(from, std::min(name.micro_batch, came.micro_batch), str(here(), "; stage ", stage, " has ", of_it));
+    diverge(from, std::min(name.micro_batch, came.micro_batch),
+            str(here(), "; stage ", stage, " has ", sent_text(came)));
   }
   if (!buffer.defined()) return letter;
   if (!came.fits(shape_text(buffer)))
     post_.refuse(str(here(), ", of ", shape_text(buffer), "; stage ", stage, " has sent ", came.shape, kAdvice));
   if (!letter.elements.is_same(bytes)) bytes.copy_(letter.elements);
   return letter;
+}
+
+std::string Mailbox::sent_text(const Header& came) const {
+  if (came.kind != MessageKind::kEnd) return str("sent ", text_of(in_step(name_of(came))));
+  return str("ended micro-batch ", in_step(came.micro_batch), " after ", came.position, " operators");
 }
 
 void Mailbox::take(int stage, const MessageName& name, const at::Tensor& buffer) { (void)receive(stage, name, buffer); }
@@ -281,7 +284,19 @@ std::string Mailbox::take_bytes(int stage, const MessageName& name) {
 std::string Mailbox::take_told(int stage, const ownership::Key& key, const MessageName& name) {
   Lane& from = lane(stage);
   const SizesKey sizes{key.first, key.second};
-  take({.stage = stage, .name = name, .key = key, .has_come = [&] { return from.told.contains(sizes); }});
+  // The stage tells sizes before it sends anything of a later operator.
+  const auto later = [&]() -> const Header* {
+    const auto queue = from.forward.find(name.micro_batch);
+    if (queue == from.forward.end()) return nullptr;
+    const Header& last = queue->second.back().header;
+    return last.kind == MessageKind::kEnd || last.position > name.position ? &last : nullptr;
+  };
+  take({.stage = stage, .name = name, .key = key, .has_come = [&] {
+          return from.told.contains(sizes) || later() != nullptr;
+        }});
+  if (!from.told.contains(sizes))
+    diverge(from, name.micro_batch,
+            str(wait_text(post_.stage(), in_step(name), stage), "; stage ", stage, " has ", sent_text(*later())));
   return std::move(from.told.extract(sizes).mapped());
 }
 

@@ -143,6 +143,7 @@ class Mailbox final : private Post::Reader {
     name.micro_batch = in_step(name.micro_batch);
     return name;
   }
+  std::string sent_text(const Header& came) const;
   Lane& lane(int stage);
   void send(int stage, const MessageName& name, uint64_t digest, const at::Tensor& elements);
   Letter receive(int stage, const MessageName& name, const at::Tensor& buffer);

@@ -6,12 +6,16 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <map>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "pipeline/failed_step.h"
+#include "pipeline/step_turns.h"
 #include "pipeline/whole_gradients.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -26,6 +30,17 @@ constexpr const char* kInterleaved = "interleaved";
 constexpr const char* kSimple = "simple";
 constexpr const char* kSequential = "sequential";
 constexpr const char* kStepSpent = "This engine is spent: make a new one, and load a checkpoint";
+
+/// Pieces of several micro-batches' backward passes come in turns, too: sums of gradients must have the bits of one
+/// process all the same, and ranks whose programs have other control flow must not gather parameters in other orders.
+constexpr const char* kNoTurns =
+    "micro-batches cannot take turns with \"deterministic\", offloaded optimizers, ZeRO stage 2 or 3 without "
+    "trireme.pipeline.whole_gradients, or parameters that are gathered by copies";
+bool may_take_turns(Training& training, bool sums_whole) {
+  const PagerPolicy& policy = training.pager().policy();
+  const bool gathers = policy.stage == 3 && policy.gather == GatherPolicy::kCopy && training.groups().sums.size() > 1;
+  return !policy.deterministic && policy.offload_ratio == 0 && (policy.stage < 2 || sums_whole) && !gathers;
+}
 
 /// A pass of this stage over one micro-batch.
 struct StagePass {
@@ -56,13 +71,15 @@ class StepRunner::Impl {
         options_(checked(options)),
         stages_(grid.along({"pipe"}).clone(grid.along({"pipe"}).name() + "/step")),
         all_(world_.clone(world_.name() + "/step")),
-        sums_whole_(trireme::sums_whole_gradients(training, world_)) {}
+        sums_whole_(trireme::sums_whole_gradients(training, world_)),
+        may_take_turns_(may_take_turns(training, sums_whole_)) {}
 
-  Outputs run(int micro_batches, const Program& program) {
+  Outputs run(int micro_batches, const Program& program, const std::string& name) {
     training_.condition().require_intact("step");
     const CallerScope caller("step");
     const uint64_t seed = agreed_seed(micro_batches);
-    return or_end([&] { return execute(micro_batches, program, seed); });
+    failed_in_.clear();
+    return or_end([&] { return execute(micro_batches, program, name, seed); });
   }
 
   void backward(const at::Tensor& root, const at::Tensor& gradient) {
@@ -128,91 +145,150 @@ class StepRunner::Impl {
     return static_cast<uint64_t>(*seed.const_data_ptr<int64_t>());
   }
 
-  /// How many micro-batches are open at once. Before the visits of a program are known, and where it comes back to a
-  /// stage, one: an order that is safe for any program. On one stage more are of no use.
-  int open_at_once(int micro_batches) const {
-    if (!runs_ahead_ || stages_->size() == 1) return 1;
-    if (options_.pipeline == kSimple) return micro_batches;
-    const int active = options_.active_micro_batches > 0 ? options_.active_micro_batches : stages_->size() + 2;
-    return std::min({stages_->size() - stages_->rank(), active, micro_batches});
+  /// What steps of one name have shown of their program, on every stage alike. A program that once came back to a stage
+  /// may do so again.
+  struct Known {
+    bool comes_back = false;     ///< a stage needs what a later one has computed
+    bool writes_twice = false;   ///< what runs again in the backward pass writes what outlives the micro-batch
+    bool carries_state = false;  ///< turns of other micro-batches may write what one uses
+    std::vector<int> turns = {};  ///< stages, of the last micro-batch's forward pass
+    bool is_told = false;         ///< by rank 0
+
+    bool is_line() const { return !comes_back && std::ranges::is_sorted(turns, std::ranges::less_equal()); }
+  };
+
+  /// An order that is right for any program, until one has been seen with gradients.
+  ForwardOrder order_of(const Known* known) const {
+    if (known == nullptr || stages_->size() == 1 || options_.pipeline == kSequential || known->writes_twice)
+      return ForwardOrder::kOneByOne;
+    if (known->is_line()) return ForwardOrder::kAhead;
+    return known->carries_state || !may_take_turns_ ? ForwardOrder::kOneByOne : ForwardOrder::kTurns;
   }
 
-  Outputs execute(int micro_batches, const Program& program, uint64_t seed) {
+  /// At most how many micro-batches are open at once on a stage.
+  int active(int micro_batches) const {
+    if (options_.pipeline == kSimple) return micro_batches;
+    return std::min(options_.active_micro_batches > 0 ? options_.active_micro_batches : stages_->size() + 2,
+                    micro_batches);
+  }
+
+  Outputs execute(int micro_batches, const Program& program, const std::string& name, uint64_t seed) {
     const bool has_gradients = at::GradMode::is_enabled();
-    runs_ahead_ = has_gradients && has_trained_ && !writes_twice_ && options_.pipeline != kSequential &&
-                  is_monotone_.value_or(false);
-    has_trained_ = has_trained_ || has_gradients;
-    last_ = runs_ahead_ ? options_.pipeline : kSequential;
-    const int open_at_most = has_gradients ? open_at_once(micro_batches) : micro_batches;
+    const auto found = known_.find(name);
+    order_ = order_of(has_gradients && found != known_.end() ? &found->second : nullptr);
+    last_ = order_ == ForwardOrder::kOneByOne ? kSequential : options_.pipeline;
     Open open(micro_batches);
-    for (const StagePass& pass : passes_of(micro_batches, open_at_most)) {
-      const std::string text = str("stage ", stages_->rank(), ", ", pass.is_forward ? "forward" : "backward",
-                                   ", micro-batch ", pass.micro_batch);
-      const SubjectScope subject(text);
-      try {
+    const auto run_forward = [&](int micro_batch) {
+      open[micro_batch] = named("forward", micro_batch, [&] { return forward(micro_batch, program, seed); });
+    };
+    const auto run_piece = [&](int micro_batch, int piece) {
+      named("backward", micro_batch, [&] { backward_piece(*open[micro_batch], piece, micro_batch == micro_batches - 1); });
+    };
+    const MicroBatchWork work{
+        .forward = run_forward,
+        .pieces = [&](int micro_batch) { return pieces_of(*open[micro_batch]); },
+        .backward = run_piece,
+    };
+    std::optional<pipeline::Schedule> schedule;
+    std::optional<StepTurns> turns;
+    if (order_ == ForwardOrder::kTurns) {
+      schedule = pipeline::visits_schedule(found->second.turns, {.micro_batches = micro_batches,
+                                                                 .active = active(micro_batches),
+                                                                 .forwards_first = options_.pipeline == kSimple});
+      turns.emplace(ownership_, *schedule, training_.pager().device(), work, threads_);
+      turns->run();
+    } else {
+      const int ahead = order_ == ForwardOrder::kAhead
+                            ? std::min(options_.pipeline == kSimple ? micro_batches : stages_->size() - stages_->rank(),
+                                       active(micro_batches))
+                            : 1;
+      for (const StagePass& pass : passes_of(micro_batches, has_gradients ? ahead : micro_batches)) {
         if (pass.is_forward)
-          open[pass.micro_batch] = forward(pass.micro_batch, program, seed);
+          work.forward(pass.micro_batch);
         else
-          backward_pass(*open[pass.micro_batch], pass.micro_batch == micro_batches - 1);
-      } catch (const CommError&) {
-        throw;
-      } catch (const std::exception& error) {
-        failed_in_ = text;
-        throw;
+          for (int piece = work.pieces(pass.micro_batch) - 1; piece >= 0; --piece)
+            work.backward(pass.micro_batch, piece);
       }
     }
+    if (has_gradients) learn(name, open);
     return finish(open);
   }
 
-  std::shared_ptr<Ownership::MicroBatch> forward(int micro_batch, const Program& program, uint64_t seed) {
-    auto now = ownership_.begin(begun_++, seed, runs_ahead_);
-    ForwardScope scope = training_.begin_forward();
-    const Ownership::Scope operators(ownership_, *now);
-    ownership_.end_forward(program(micro_batch));
-    follow_visits(*now);
-    follow_writes(*now);
-    return now;
-  }
-
-  /// What runs again in the backward pass, and writes what outlives the micro-batch, does so before the next one's
-  /// forward pass, as in one process.
-  void follow_writes(const Ownership::MicroBatch& micro_batch) {
-    if (writes_twice_ || !ownership_.writes_twice(micro_batch)) return;
-    writes_twice_ = true;
-    if (options_.pipeline == kSequential || world_.rank() != 0) return;
-    log(LogLevel::kInfo,
-        str("smp: a function that torch.utils.checkpoint runs writes tensors that outlive the step, as "
-            "batch norm its statistics, and does so again in the backward pass, so micro-batches run "
-            "one after the other (pipeline \"sequential\") in place of \"",
-            options_.pipeline, "\""));
-  }
-
-  /// A program that once came back to a stage may do so again.
-  void follow_visits(const Ownership::MicroBatch& micro_batch) {
-    const bool was_monotone = is_monotone_.value_or(true);
-    is_monotone_ = was_monotone && !ownership_.comes_back(micro_batch);
-    if (!was_monotone || *is_monotone_ || options_.pipeline == kSequential || world_.rank() != 0) return;
-    std::string path;
-    for (const int stage : ownership_.visits(micro_batch)) path += str(path.empty() ? "" : ", ", stage);
-    log(LogLevel::kInfo, str("smp: a stage needs what a later one has computed (operators are on stages ", path,
-                             "), so micro-batches run one after the other (pipeline \"sequential\") in place of \"",
-                             options_.pipeline, "\""));
-  }
-
-  void backward_pass(Ownership::MicroBatch& micro_batch, bool is_last) {
-    if (!ownership_.has_root(micro_batch)) return;
-    ++passes_;
-    training_.pager().defer_reductions(sums_whole_ && !is_last);
-    for (int piece = ownership_.pieces(micro_batch) - 1; piece >= 0; --piece) {
-      const Ownership::Roots roots = ownership_.receive_gradients(micro_batch, piece);
-      const bool is_end = piece == 0;
-      if (is_end || !roots.edges.empty())
-        training_.step().backward_from(roots.edges, roots.gradients, {.ends_micro_batch = is_end, .goes_on = !is_end});
-      ownership_.send_gradients(micro_batch, piece);
+  /// Runs `work`; what it throws is of this pass of the micro-batch.
+  template <class Work>
+  std::invoke_result_t<const Work&> named(const char* pass, int micro_batch, const Work& work) {
+    const std::string text = str("stage ", stages_->rank(), ", ", pass, ", micro-batch ", micro_batch);
+    const SubjectScope subject(text);
+    try {
+      return work();
+    } catch (const CommError&) {
+      throw;
+    } catch (const std::exception&) {
+      if (failed_in_.empty()) failed_in_ = text;
+      throw;
     }
   }
 
+  std::shared_ptr<Ownership::MicroBatch> forward(int micro_batch, const Program& program, uint64_t seed) {
+    auto now = ownership_.begin(first_ + micro_batch, seed, order_);
+    ForwardScope scope = training_.begin_forward();
+    const Ownership::Scope operators(ownership_, *now);
+    ownership_.end_forward(program(micro_batch));
+    return now;
+  }
+
+  void learn(const std::string& name, const Open& open) {
+    Known& known = known_[name];
+    for (const auto& micro_batch : open) {
+      known.comes_back = known.comes_back || ownership_.comes_back(*micro_batch);
+      known.writes_twice = known.writes_twice || ownership_.writes_twice(*micro_batch);
+      known.carries_state = known.carries_state || ownership_.carries_state(*micro_batch);
+    }
+    known.turns = ownership_.turns(*open.back());
+    tell(known);
+  }
+
+  /// In what order, and why, where it is another one than the program asked for.
+  void tell(Known& known) {
+    const ForwardOrder order = order_of(&known);
+    if (stages_->size() == 1 || options_.pipeline == kSequential || order == ForwardOrder::kAhead || world_.rank() != 0)
+      return;
+    if (std::exchange(known.is_told, true)) return;
+    std::string path;
+    for (const int stage : known.turns) path += str(path.empty() ? "" : ", ", stage);
+    const std::string instead = str("micro-batches run one after the other (pipeline \"sequential\") in place of \"",
+                                    options_.pipeline, "\"");
+    if (known.writes_twice)
+      log(LogLevel::kInfo, str("smp: a function that torch.utils.checkpoint runs writes tensors that outlive the step, "
+                               "as batch norm its statistics, and does so again in the backward pass, so ", instead));
+    else if (order == ForwardOrder::kTurns)
+      log(LogLevel::kInfo, str("smp: a stage needs what a later one has computed (turns of stages: ", path,
+                               "), so micro-batches take turns on a stage, each forward pass in a thread of its own"));
+    else if (known.carries_state)
+      log(LogLevel::kInfo, str("smp: a stage needs what a later one has computed (turns of stages: ", path,
+                               "), and uses tensors that other micro-batches write, so ", instead));
+    else
+      log(LogLevel::kInfo, str("smp: a stage needs what a later one has computed (turns of stages: ", path, "), and ",
+                               kNoTurns, ", so ", instead));
+  }
+
+  int pieces_of(const Ownership::MicroBatch& micro_batch) {
+    if (!ownership_.has_root(micro_batch)) return 0;
+    ++passes_;
+    return ownership_.pieces(micro_batch);
+  }
+
+  void backward_piece(Ownership::MicroBatch& micro_batch, int piece, bool is_of_last) {
+    const Ownership::Roots roots = ownership_.receive_gradients(micro_batch, piece);
+    training_.pager().defer_reductions(sums_whole_ && !is_of_last);
+    const bool is_end = piece == 0;
+    if (is_end || !roots.edges.empty())
+      training_.step().backward_from(roots.edges, roots.gradients, {.ends_micro_batch = is_end, .goes_on = !is_end});
+    ownership_.send_gradients(micro_batch, piece);
+  }
+
   Outputs finish(Open& open) {
+    first_ += static_cast<int64_t>(open.size());
     Outputs outputs;
     for (auto& micro_batch : open) {
       outputs.push_back(ownership_.outputs(*micro_batch));
@@ -241,11 +317,11 @@ class StepRunner::Impl {
   const StepRunnerOptions options_;
   const std::unique_ptr<Group> stages_, all_;  ///< without other users
   const bool sums_whole_;                      ///< the gradients of a step's micro-batches
-  std::optional<bool> is_monotone_;            ///< no stage has needed a later one, as far as programs have run
-  bool writes_twice_ = false;                  ///< a region has written what outlives its micro-batch
-  bool has_trained_ = false;                   ///< a step has run with gradients, by which both are known
-  bool runs_ahead_ = false;                    ///< the step, of other stages
-  int64_t begun_ = 0;                          ///< micro-batches
+  const bool may_take_turns_;                  ///< gradients have the same bits in the order of turns
+  std::map<std::string, Known> known_;         ///< by the name of a program
+  StepTurns::Threads threads_;
+  ForwardOrder order_ = ForwardOrder::kOneByOne;  ///< of the step
+  int64_t first_ = 0;                             ///< micro-batch of the step, of all
   int64_t passes_ = 0;                         ///< backward passes since end_window()
   std::string last_ = kSequential;
   std::string failed_in_;
@@ -255,8 +331,12 @@ StepRunner::StepRunner(Training& training, const Grid& grid, Ownership& ownershi
     : impl_(std::make_unique<Impl>(training, grid, ownership, options)) {}
 StepRunner::~StepRunner() = default;
 
-StepRunner::Outputs StepRunner::run(int micro_batches, const Program& program) {
-  return impl_->run(micro_batches, program);
+StepRunner::Outputs StepRunner::run(int micro_batches, const Program& program, const std::string& name) {
+  return impl_->run(micro_batches, program, name);
+}
+bool StepRunner::is_given_up() noexcept {
+  const MicroBatchThread* const thread = MicroBatchThread::current();
+  return thread != nullptr && thread->is_given_up();
 }
 void StepRunner::backward(const at::Tensor& root, const at::Tensor& gradient) { impl_->backward(root, gradient); }
 void StepRunner::end_window() { impl_->end_window(); }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "trireme/base/torch/engine.h"
+#include "trireme/recompute/rank_thread.h"
 
 namespace trireme::detail {
 namespace {
@@ -70,6 +71,9 @@ HookStack common_hooks(const HookStack& one, const HookStack& other) {
 
 }  // namespace
 
+SaveScope* SaveScope::of_this_thread() noexcept { return innermost; }
+void SaveScope::decide_here(SaveScope* scope) noexcept { innermost = scope; }
+
 SaveScope::SaveScope(SavePolicy& policy)
     : policy_(policy), outer_(innermost), serial_(++serials), hooks_around_(hook_count()) {
   install();
@@ -123,3 +127,11 @@ SaveMoment::Scope::~Scope() {
 }
 
 }  // namespace trireme::detail
+
+namespace trireme {
+
+RankSaves::RankSaves() : innermost_(detail::SaveScope::of_this_thread()) {}
+RankSaves::Scope::Scope(const RankSaves& saves) { detail::SaveScope::decide_here(saves.innermost_); }
+RankSaves::Scope::~Scope() { detail::SaveScope::decide_here(nullptr); }
+
+}  // namespace trireme

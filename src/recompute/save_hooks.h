@@ -32,6 +32,9 @@ class [[nodiscard]] SaveScope {
   static std::unique_ptr<torch::autograd::SavedVariableHooks> hooks();
   /// Whether `policy` is asked on this thread: all scopes inside of its own may decline.
   static bool reaches(const SavePolicy& policy) noexcept;
+  /// The innermost scope of this thread, and its replacement: for threads that work for the same rank.
+  static SaveScope* of_this_thread() noexcept;
+  static void decide_here(SaveScope* scope) noexcept;
 
  private:
   friend class SaveMoment;

@@ -125,6 +125,7 @@ void expect_same(const Trained& found, const Trained& expected) {
 struct Case {
   const char* name;
   Configure configure;
+  bool may_take_turns = true;
 };
 
 class Stages : public ::testing::TestWithParam<Case> {};
@@ -133,7 +134,7 @@ TEST_P(Stages, TrainAsTheEngineWithoutThem) {
   for (const bool tied : {false, true}) {
     const Trained expected = train(1, 2, tied, GetParam().configure);
     const Trained found = train(2, 2, tied, GetParam().configure);
-    EXPECT_EQ(found.pipeline, tied ? "sequential" : "interleaved");
+    EXPECT_EQ(found.pipeline, tied && !GetParam().may_take_turns ? "sequential" : "interleaved");
     expect_same(found, expected);
   }
 }
@@ -141,8 +142,8 @@ TEST_P(Stages, TrainAsTheEngineWithoutThem) {
 INSTANTIATE_TEST_SUITE_P(Zero, Stages,
                          ::testing::Values(Case{"0", zero(0)}, Case{"1", zero(1)}, Case{"2", zero(2)},
                                            Case{"3Shared", zero(3, GatherPolicy::kShared)},
-                                           Case{"3Copy", zero(3, GatherPolicy::kCopy)},
-                                           Case{"3Deterministic", zero(3, GatherPolicy::kCopy, true)}),
+                                           Case{"3Copy", zero(3, GatherPolicy::kCopy), false},
+                                           Case{"3Deterministic", zero(3, GatherPolicy::kCopy, true), false}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 Configure precision(const std::function<void(PrecisionOptions&)>& choose) {

@@ -53,9 +53,9 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
 
   /// As StepRunner's run(). Throws StateError, on every stage and before anything runs, too: a parameter is trained on
   /// one stage and frozen on another, was frozen when this was made and is trained, or has been given other memory.
-  StepRunner::Outputs step(int micro_batches, const StepRunner::Program& program) {
+  StepRunner::Outputs step(int micro_batches, const StepRunner::Program& program, const std::string& name = "") {
     check_parameters();
-    return runner_.run(micro_batches, program);
+    return runner_.run(micro_batches, program, name);
   }
   void backward(const at::Tensor& root, const at::Tensor& gradient = {}) { runner_.backward(root, gradient); }
   /// The optimizer's step. Throws StateError too: no optimizer; parameters, as step().

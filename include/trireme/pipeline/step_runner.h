@@ -18,8 +18,9 @@ namespace trireme {
 /// Options of a StepRunner.
 struct StepRunnerOptions {
   /// In which order a stage runs the passes of a step: "interleaved" (1F1B), "simple" (all forward passes, then all
-  /// backward passes), "sequential" (one micro-batch after the other). A program that comes back to a stage after
-  /// another one runs as "sequential" whatever this is; rank 0 says so once.
+  /// backward passes), "sequential" (one micro-batch after the other, as a program's first step in any case). Where a
+  /// program comes back to a stage after another one, forward passes take turns on a stage, or run as "sequential" where
+  /// they cannot; rank 0 says so once.
   std::string pipeline = "interleaved";
   /// The most micro-batches that are open at once on a stage under "interleaved"; 0: the stages and two more.
   int active_micro_batches = 0;
@@ -48,7 +49,10 @@ class StepRunner {
   ///
   /// Throws    ConfigError: stages differ in the number of micro-batches; what `program` throws. CommError: another
   ///           stage failed, or ran another program (kDiverged names both operators).
-  Outputs run(int micro_batches, const Program& program);
+  /// `name`: steps of one name are alike. How stages follow each other comes from the last one.
+  Outputs run(int micro_batches, const Program& program, const std::string& name = "");
+  /// Whether this thread's micro-batch is only run to its end, by errors, as the step has failed.
+  static bool is_given_up() noexcept;
   /// Inside of a program: backward begins from `root` when the micro-batch's forward pass has ended.
   void backward(const at::Tensor& root, const at::Tensor& gradient = {});
   /// The optimizer's step over what has been added up.
