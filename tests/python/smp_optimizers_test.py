@@ -1,14 +1,12 @@
 """apex's optimizers under smp: losses, gradients and weights are those of their published updates, written out in
 fp64."""
 from harness import RankServer, main
-from smp_programs import Case
+from smp_programs import VALUES, Case
 
 RankServer.imports = ("torch._dynamo",)  # which optimizers of torch import
 
-# `by_hand(net, batches, update)` and `by_smp(net, batches, make)` give [losses, gradients, weights] of each step;
-# `update(parameters, gradients, states, step)` gives new parameters, all in fp64.
-_START = """
-    import copy, math
+# An update in fp64 gives new parameters of parameters, gradients, states and the number of the step.
+_START = VALUES + """
     from trireme.smp.optimizers import FusedAdam, FusedLamb, FusedNovoGrad
 
     def scaled(model, *batch):
@@ -17,55 +15,6 @@ _START = """
     def groups(net, **of_weights):
         weights = [p for p in net.parameters() if p.dim() > 1]
         return [{"params": weights, **of_weights}, {"params": [p for p in net.parameters() if p.dim() < 2], "weight_decay": 0.0}]
-
-    def by_hand(net, batches, update):
-        found, states = [], [{} for _ in net.parameters()]
-        for step, batch in enumerate(batches, 1):
-            net.zero_grad()
-            losses = []
-            for index in range(MICRO_BATCHES):
-                loss = scaled(net, *(tensor.chunk(MICRO_BATCHES)[index] for tensor in batch))
-                (loss / MICRO_BATCHES).backward()
-                losses.append(loss.item())
-            parameters = list(net.parameters())
-            gradients = [p.grad.double() for p in parameters]
-            for p, new in zip(parameters, update([p.detach().double() for p in parameters], gradients, states, step)):
-                p.data.copy_(new)
-            found.append([losses, {name: p.grad.flatten().tolist() for name, p in net.named_parameters()}, {name: p.flatten().tolist() for name, p in net.named_parameters()}])
-        return found
-
-    def by_smp(net, batches, make, model=None, optimizer=None):
-        model = by_smp.model = model or smp.DistributedModel(net)
-        optimizer = by_smp.optimizer = optimizer or smp.DistributedOptimizer(make(net))
-        @smp.step
-        def train_step(*batch):
-            loss = scaled(model, *batch)
-            model.backward(loss)
-            return loss
-        found = []
-        for batch in batches:
-            optimizer.zero_grad()
-            losses = [loss.item() for loss in train_step(*batch).outputs]
-            gradients = of_all({name: gradient_of(p).flatten().tolist() for name, p in model.local_named_parameters()})
-            optimizer.step()
-            found.append([losses, gradients, of_all({name: p.flatten().tolist() for name, p in model.local_named_parameters()})])
-        return found
-
-    def forget():
-        by_smp.model.cpu()
-        by_smp.model = by_smp.optimizer = None
-
-    def furthest(found, expected):
-        '''The greatest difference, over the greatest of its tensor.'''
-        def of(one, other):
-            return (torch.tensor(one) - torch.tensor(other)).abs().max().item() / max(torch.tensor(other).abs().max().item(), 1e-6)
-        differences = []
-        for now, then in zip(found, expected, strict=True):
-            differences.append(of(now[0], then[0]))
-            for values, others in zip(now[1:], then[1:]):
-                assert set(values) == set(others), (sorted(values), sorted(others))
-                differences += [of(values[name], others[name]) for name in others]
-        return max(differences)
 
     def adam(bias_correction=True, decoupled=True, decay=0.1, lr=0.01, beta3=0.1, eps=1e-8, trust=None, limit=math.inf):
         def update(parameters, gradients, states, step):
@@ -132,8 +81,8 @@ class Optimizers(Case):
     result = []
     for make, update in ({_listed(cases)},):
         net, batches = Mlp(), mlp_batches(3)
-        expected = by_hand(copy.deepcopy(net), batches, update)
-        result.append(furthest(by_smp(net, batches, make), expected))
+        expected = by_hand(copy.deepcopy(net), batches, update, scaled)
+        result.append(furthest(by_smp(net, batches, make, scaled), expected))
         forget()
 """)
             for make, difference in zip(cases, found, strict=True):
@@ -157,7 +106,7 @@ class Optimizers(Case):
     result = []
     for make, update in ({_listed(cases)},):
         net, batches = Mlp(), mlp_batches(3)
-        expected = by_hand(copy.deepcopy(net), batches, update)
+        expected = by_hand(copy.deepcopy(net), batches, update, scaled)
         optimizer, found = make(net), []
         for batch in batches:
             optimizer.zero_grad()
@@ -190,14 +139,14 @@ class Optimizers(Case):
     for make, _ in ({_listed(cases)},):
         net, batches = Mlp(), mlp_batches(4)
         fresh = copy.deepcopy(net)
-        by_smp(net, batches[:2], make)
+        by_smp(net, batches[:2], make, scaled)
         saved = copy.deepcopy([by_smp.model.state_dict(), by_smp.optimizer.state_dict()])
-        through = by_smp(net, batches[2:], make, by_smp.model, by_smp.optimizer)
+        through = by_smp(net, batches[2:], make, scaled, by_smp.model, by_smp.optimizer)
         forget()
         model, optimizer = smp.DistributedModel(fresh), smp.DistributedOptimizer(make(fresh))
         model.load_state_dict(saved[0])
         optimizer.load_state_dict(saved[1])
-        result.append(by_smp(fresh, batches[2:], make, model, optimizer) == through)
+        result.append(by_smp(fresh, batches[2:], make, scaled, model, optimizer) == through)
         model = optimizer = forget()
 """)
         self.assertEqual(found, [True] * len(cases))
