@@ -216,6 +216,32 @@ class Modules(Case):
         self.assertIs(found[0], True)
         self.assertLess(max(found[1:]), 2e-5)
 
+    def test_ranks_that_share_layers_train_as_one_process(self):
+        """By the rules that the library has for any model, a head for each rank."""
+        found = self.ran(2, _START + """
+    import trireme
+    torch.manual_seed(5)
+    SIZES["num_attention_heads"] = HEADS = 2
+    net, batches = Head(dict(causal_mask_size=8, pre_layernorm=True, post_layernorm=False)), head_batches(2)
+    plain = copy.deepcopy(net)
+    engine = trireme.initialize(model=net, config={"train_micro_batch_size_per_gpu": 8, "tensor_parallel": {"autotp_size": 2}, "gradient_clipping": 0.0,
+                                                   "optimizer": {"type": "SGD", "params": {"lr": 0.125}}})[0]
+    optimizer, result = descend(plain), []
+    for batch in batches:
+        optimizer.zero_grad()
+        losses = engine(*batch), plain(*batch)
+        engine.backward(losses[0])
+        losses[1].backward()
+        result.append(abs(losses[0].item() - losses[1].item()))
+        result += [(safe_get_full_grad(one) - other.grad).abs().max().item() for one, other in zip(net.parameters(), plain.parameters(), strict=True)]
+        engine.step()
+        optimizer.step()
+    query = net.head.transformer.seq_layers[0].attention.query.weight
+    result = [result, engine.core.is_slice(query)]
+""")
+        self.assertTrue(found[1])
+        self.assertLess(max(found[0]), 1e-6)
+
     def test_flash_attention(self):
         found = self.ran(1, _START + """
     qkv = torch.randn(2, S, 3, HEADS, 4, requires_grad=True)

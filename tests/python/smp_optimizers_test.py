@@ -7,6 +7,7 @@ RankServer.imports = ("torch._dynamo",)  # which optimizers of torch import
 
 # An update in fp64 gives new parameters of parameters, gradients, states and the number of the step.
 _START = VALUES + """
+    from trireme.ops import lamb
     from trireme.smp.optimizers import FusedAdam, FusedLamb, FusedNovoGrad
 
     def scaled(model, *batch):
@@ -132,7 +133,7 @@ class Optimizers(Case):
 
     def test_states_go_on_where_they_were(self):
         """A state dict of two stages, loaded by a new model and optimizer, has the next steps' bits."""
-        cases = {make: "None" for make in (next(iter(_ADAM)), next(iter(_LAMB)), list(_LAMB)[1], next(iter(_NOVOGRAD)))}
+        cases = {make: "None" for make in (next(iter(_ADAM)), next(iter(_LAMB)), list(_LAMB)[1], next(iter(_NOVOGRAD)), "lamb.FusedLamb(net.parameters(), lr=0.01)")}
         found = self.ran(2, _START + f"""
     begin()
     result = []

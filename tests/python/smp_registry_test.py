@@ -35,26 +35,30 @@ class Queries(Case):
                 self.assertEqual(found[9], ranks > 1)
 
     def test_of_tensors_that_are_cut(self):
-        """By a core that says so: those of one module, whatever the number of its tensors that are cut."""
-        found = self.ran(1, """
-    begin()
-    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
-    model = smp.DistributedModel(net)
-    class Core:
-        home_of, stage = staticmethod(lambda tensor: 0), 0
-        @staticmethod
-        def is_slice(tensor):
-            return tensor is net[0].weight or tensor is net[1].running_mean
-    engine = model.engine("")
-    whole, engine.core = engine.core, Core
-    result = [[list(net).index(one) for one in model.distributed_modules()],
-              [model.is_distributed_parameter(one) for one in net.parameters()], [model.is_distributed_buffer(one) for one in net.buffers()],
-              [model.is_scaled_batch_parameter(one) for one in net.parameters()], [model.is_scaled_batch_buffer(one) for one in net.buffers()],
-              [name for name, _ in model.default_reducer_named_parameters()], [name for name, _ in model.scaled_batch_reducer_named_parameters()]]
-    engine.core = whole
+        """An engine that cuts layers over two ranks: a layer's own tensors are those of a distributed module."""
+        found = self.ran(2, """
+    import trireme, types
+    from trireme.smp.nn import queries
+    torch.manual_seed(5)
+    net = smp.nn.DistributedTransformerLMHead(2, 4, 4, 16, 64, 32, 8)
+    net.register_buffer("seen", torch.zeros(()))
+    engine = trireme.initialize(model=net, config={"train_micro_batch_size_per_gpu": 1, "tensor_parallel": {"autotp_size": 2}, "optimizer": {"type": "SGD"}})[0]
+    model = types.SimpleNamespace(module=net, engine=lambda call: engine, local_named_parameters=net.named_parameters)
+    modules, layer = dict(net.named_modules()), net.transformer.seq_layers[1]
+    names = {id(module): name for name, module in modules.items()}
+    linear = [f"transformer.seq_layers.{index}.{part}" for index in (0, 1) for part in ("attention.query", "attention.key", "attention.value", "attention.dense", "output.dense1", "output.dense2")]
+    everything = [name for name, _ in net.named_parameters()]
+    cut = [name for name in everything if name.rpartition(".")[0] in linear]
+    asked = lambda query: [query(model, one) for one in (layer.attention.query.weight, layer.attention.dense.bias, layer.attention.layernorm.weight, net.word_embedding.weight)]
+    result = [sorted(names[id(one)] for one in queries.distributed_modules(model)), sorted(linear), asked(queries.is_distributed_parameter), asked(queries.is_scaled_batch_parameter),
+              [queries.is_distributed_buffer(model, net.seen), queries.is_scaled_batch_buffer(model, net.seen)],
+              [name for name, _ in queries.scaled_batch_reducer_named_parameters(model)], cut,
+              [name for name, _ in queries.default_reducer_named_parameters(model)], [name for name in everything if name not in cut]]
 """)
-        self.assertEqual(found, [[0, 1], [True] + [False] * 5, [True, False, False], [True] * 4 + [False] * 2, [True] * 3, ["2.weight", "2.bias"],
-                                 ["0.weight", "0.bias", "1.weight", "1.bias"]])
+        self.assertEqual(found[0], found[1])
+        self.assertEqual(found[2:5], [[True, False, False, False], [True, True, False, False], [False, False]])
+        self.assertEqual(found[5], found[6])
+        self.assertEqual(found[7], found[8])
 
     def test_before_the_stages_and_of_other_tensors_they_are_refused_by_name(self):
         found = self.ran(2, """
