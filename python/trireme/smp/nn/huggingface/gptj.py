@@ -12,5 +12,5 @@ def translate_hf_state_dict_to_smdistributed_gptj(state_dict):
     return kept("translate_hf_state_dict_to_smdistributed_gptj", state_dict)
 
 
-# its name in smp's documentation
+# The name in smp's documentation.
 translate_hf_gptj_state_dict_to_smdistributed_gptj = translate_hf_state_dict_to_smdistributed_gptj
