@@ -125,6 +125,61 @@ PRELUDE = """
         return model(input_ids=ids, labels=ids).loss
 """
 
+# Beside PRELUDE, for what is compared with mathematics written out: by_hand() and by_smp() give [losses, gradients,
+# weights] of each step, as numbers.
+VALUES = """
+    import copy, math
+
+    def by_hand(net, batches, update, loss_of):
+        found, states = [], [{} for _ in net.parameters()]
+        for step, batch in enumerate(batches, 1):
+            net.zero_grad()
+            losses = []
+            for index in range(MICRO_BATCHES):
+                loss = loss_of(net, *(tensor.chunk(MICRO_BATCHES)[index] for tensor in batch))
+                (loss / MICRO_BATCHES).backward()
+                losses.append(loss.item())
+            parameters = list(net.parameters())
+            gradients = [p.grad.double() for p in parameters]
+            for p, new in zip(parameters, update([p.detach().double() for p in parameters], gradients, states, step)):
+                p.data.copy_(new)
+            found.append([losses, {name: p.grad.flatten().tolist() for name, p in net.named_parameters()}, {name: p.flatten().tolist() for name, p in net.named_parameters()}])
+        return found
+
+    def by_smp(net, batches, make, loss_of, model=None, optimizer=None):
+        model = by_smp.model = model or smp.DistributedModel(net)
+        optimizer = by_smp.optimizer = optimizer or smp.DistributedOptimizer(make(net))
+        @smp.step
+        def train_step(*batch):
+            loss = loss_of(model, *batch)
+            model.backward(loss)
+            return loss
+        found = []
+        for batch in batches:
+            optimizer.zero_grad()
+            losses = [loss.item() for loss in train_step(*batch).outputs]
+            gradients = of_all({name: gradient_of(p).flatten().tolist() for name, p in model.local_named_parameters()})
+            optimizer.step()
+            found.append([losses, gradients, of_all({name: p.flatten().tolist() for name, p in model.local_named_parameters()})])
+        return found
+
+    def forget():
+        by_smp.model.cpu()
+        by_smp.model = by_smp.optimizer = None
+
+    def furthest(found, expected):
+        '''The greatest difference, over the greatest of its tensor, or 0.01.'''
+        def of(one, other):
+            return (torch.tensor(one) - torch.tensor(other)).abs().max().item() / max(torch.tensor(other).abs().max().item(), 0.01)
+        differences = []
+        for now, then in zip(found, expected, strict=True):
+            differences.append(of(now[0], then[0]))
+            for values, others in zip(now[1:], then[1:]):
+                assert set(values) == set(others), (sorted(values), sorted(others))
+                differences += [of(values[name], others[name]) for name in others]
+        return torch.tensor(differences).max().item()  # not-a-number is the greatest
+"""
+
 
 class Case(harness.Case):
     def ran(self, ranks, text, **options):

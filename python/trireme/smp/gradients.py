@@ -16,17 +16,38 @@ def clip(engine, call, max_norm, norm_type=2.0):
     if float(norm_type) != 2.0:
         raise ConfigError(f"{call}: norm_type={norm_type}; the norm of order 2 is there")
     parts = _reduced(engine, call)
+    norm = _norm(engine, parts)
+    factor = float(max_norm) / (float(norm) + 1e-6)
+    if not factor >= 1.0:  # of NaN, too, as torch's
+        _multiply(parts, factor)
+    return norm.float()
+
+
+def limit(engine, call, max_norm):
+    """Multiplies all gradients by max_norm / their norm where that is greater, as LAMB does before its update.
+    Collective.
+
+    Raises  StateError: there are none.
+    """
+    parts = _reduced(engine, call)
+    norm = float(_norm(engine, parts))
+    if norm > max_norm:
+        _multiply(parts, max_norm / norm)
+
+
+def _norm(engine, parts):
+    """The norm of the gradients of all stages, in fp64. Collective."""
     squares = torch.zeros(1, dtype=torch.float64)
     for part in parts.values():
         squares += part.double().square().sum().cpu()
     state.world.all_reduce(squares, "sum")
-    norm = (squares[0] / engine.core.copies_of_gradients).sqrt()
-    factor = float(max_norm) / (float(norm) + 1e-6)
-    if not factor >= 1.0:  # of NaN, too, as torch's
-        for parameter, part in parts.items():
-            part.mul_(factor)
-            core.gradient_written(parameter)
-    return norm.float()
+    return (squares[0] / engine.core.copies_of_gradients).sqrt()
+
+
+def _multiply(parts, factor):
+    for parameter, part in parts.items():
+        part.mul_(factor)
+        core.gradient_written(parameter)
 
 
 def unscaling(original):

@@ -14,6 +14,7 @@ from ..log import logger
 from . import entries, inside, program, ranks, readers, states, trace
 from .config import state
 from .engine import StepEngine
+from .nn import queries
 from .partition import homes_of
 
 
@@ -209,6 +210,14 @@ class DistributedModel(torch.nn.Module):
         engine = self.engine(call)
         return ((name, tensor) for name, tensor in named if engine.homes.get(name, engine.stage) == engine.stage)
 
+    # --- layers that ranks share -------------------------------------------------------------------------------------
+
+    distributed_modules = queries.distributed_modules
+    is_distributed_parameter, is_distributed_buffer = queries.is_distributed_parameter, queries.is_distributed_buffer
+    is_scaled_batch_parameter, is_scaled_batch_buffer = queries.is_scaled_batch_parameter, queries.is_scaled_batch_buffer
+    default_reducer_named_parameters = queries.default_reducer_named_parameters
+    scaled_batch_reducer_named_parameters = queries.scaled_batch_reducer_named_parameters
+
     # --- files -------------------------------------------------------------------------------------------------------
 
     def local_state_dict(self):
@@ -267,13 +276,6 @@ class DistributedModel(torch.nn.Module):
 
     join = _later("join", "give every rank as many batches")
     register_comm_hook = _later("register_comm_hook", "gradients are averaged over the ranks that have the same parameters")
-    distributed_modules = _later("distributed_modules", "no layers are cut")
-    is_distributed_parameter = _later("is_distributed_parameter", "no layers are cut")
-    is_distributed_buffer = _later("is_distributed_buffer", "no layers are cut")
-    is_scaled_batch_parameter = _later("is_scaled_batch_parameter", "no layers are cut")
-    is_scaled_batch_buffer = _later("is_scaled_batch_buffer", "no layers are cut")
-    default_reducer_named_parameters = _later("default_reducer_named_parameters", "no layers are cut")
-    scaled_batch_reducer_named_parameters = _later("scaled_batch_reducer_named_parameters", "no layers are cut")
 
     def to(self, *args, **kwargs):
         """Nothing: the library moves the model to this rank's device. Raises UnsupportedError: a dtype."""

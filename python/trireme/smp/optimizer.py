@@ -1,4 +1,5 @@
 """DistributedOptimizer: the program's optimizer object, whose step() is that of the model's stages."""
+import math
 import types
 
 from ..errors import ConfigError, UnsupportedError
@@ -6,6 +7,7 @@ from ..training.client_optimizer import refuse_known
 from ..training.optimizer_copy import is_optimizer, without_global_hooks
 from ..training.own_step import set_step
 from . import gradients, program, states
+from .optimizers import FusedLamb
 
 
 def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=False, dynamic_loss_args=None):  # pylint: disable=invalid-name
@@ -24,6 +26,8 @@ def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=Fa
     refuse_known(optimizer)
     optimizer.steps_engine = True  # for those who look at every optimizer
     optimizer._step_supports_amp_scaling = False  # a scaler unscales gradients before step(), a fused update's too
+    if isinstance(optimizer, FusedLamb):
+        optimizer.limits_norm = False  # it would see the gradients of one stage
     set_step(optimizer, _step)
     optimizer.zero_grad = types.MethodType(_zero_grad, optimizer)
     optimizer.optimizer = optimizer  # smp's stands around it
@@ -39,8 +43,11 @@ def _step(optimizer, closure=None):
     """The end of a window. Collective."""
     if closure is not None:
         raise UnsupportedError("optimizer.step(closure) is not there yet; call the @smp.step function first")
+    engine = _engine("optimizer.step()")
     with without_global_hooks():
-        _engine("optimizer.step()").step_by(optimizer)
+        if isinstance(optimizer, FusedLamb) and math.isfinite(optimizer.max_grad_norm):
+            gradients.limit(engine, "optimizer.step()", optimizer.max_grad_norm)
+        engine.step_by(optimizer)
 
 
 def _zero_grad(_optimizer, set_to_none=True):

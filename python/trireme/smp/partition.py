@@ -1,16 +1,14 @@
 """Which stage has which tensor: by hand, or by a cut of what a trace tells."""
 import contextlib
 
-import torch
-
 from .._native import core
 from ..errors import ConfigError
 from ..log import logger
 from . import trace
 from .config import state
+from .marks import Marks
 
-_MARK = "_smp_partition"  # of a module: the stage that the program has placed it on
-_inner = []  # the partitions that surround what is made now
+_homes_by_hand = Marks("_smp_partition")  # the stage that the program has placed a module on
 
 
 @contextlib.contextmanager
@@ -24,21 +22,8 @@ def partition(index):
     if state.cfg.auto_partition:
         yield
         return
-    made = torch.nn.Module.__init__
-
-    def init(module, *args, **kwargs):
-        made(module, *args, **kwargs)
-        vars(module)[_MARK] = _inner[-1]
-
-    _inner.append(index)
-    if len(_inner) == 1:
-        torch.nn.Module.__init__ = init
-    try:
+    with _homes_by_hand.inside(index):
         yield
-    finally:
-        _inner.pop()
-        if not _inner:
-            torch.nn.Module.__init__ = made
 
 
 def set_partition(module, index):
@@ -49,8 +34,7 @@ def set_partition(module, index):
     index = _checked(index, "smp.set_partition")
     if state.cfg.auto_partition:
         return
-    for inner in module.modules():
-        vars(inner)[_MARK] = index
+    _homes_by_hand.put(module, index)
 
 
 def homes_of(module, args=(), kwargs=None, *, limit_bytes):
@@ -79,7 +63,7 @@ def placed_homes(module, default):
     """The stage of each tensor by smp.partition() and set_partition(); of modules that they did not place,
     `default`."""
     modules = dict(module.named_modules())
-    return {name: vars(modules[name.rpartition(".")[0]]).get(_MARK, default) for name in trace.homed_tensors(module)}
+    return {name: _homes_by_hand.of(modules[name.rpartition(".")[0]], default) for name in trace.homed_tensors(module)}
 
 
 def cut(module, found, limit_bytes):

@@ -10,8 +10,7 @@ import torch
 from .._native import core
 from ..errors import ShapeError, StateError, UnsupportedError
 
-# Optimizers of torch whose state of a parameter has its count of steps
-_HAS_STEP = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+_OF_TORCH = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)  # those with counts of steps
 _HOOKS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks",
           "_optimizer_load_state_dict_post_hooks")
 
@@ -52,6 +51,11 @@ def of_client(client, parameter):
     return values
 
 
+def _has_step(optimizer):
+    """Whether the state of a parameter has its count of steps."""
+    return isinstance(optimizer, _OF_TORCH) or getattr(optimizer, "counts_steps", False)
+
+
 def has_from_start(optimizer):
     """Whether torch's has states before the first step, of frozen parameters, too."""
     return isinstance(optimizer, torch.optim.Adagrad)
@@ -70,7 +74,7 @@ def _parameters(optimizer, is_own):
 def _of_parameter(optimizer, parameter):
     if not parameter.requires_grad:
         return {"step": torch.zeros(()), "sum": torch.zeros(parameter.shape)}
-    values = {"step": torch.tensor(float(core.step_count(parameter)))} if isinstance(optimizer, _HAS_STEP) else {}
+    values = {"step": torch.tensor(float(core.step_count(parameter)))} if _has_step(optimizer) else {}
     return values | {name: core.safe_get_full_optimizer_state(parameter, name) for name in core.optimizer_state_names(parameter)}
 
 
@@ -78,7 +82,7 @@ def names(optimizer, is_own, client):
     """{parameter: {name of a state: None}}."""
     if client is not None:
         return {parameter: dict.fromkeys(client.forms(parameter)) for parameter in _parameters(optimizer, is_own) if parameter.requires_grad}
-    step = ["step"] if isinstance(optimizer, _HAS_STEP) else []
+    step = ["step"] if _has_step(optimizer) else []
     return {parameter: dict.fromkeys([*step, *core.optimizer_state_names(parameter)]) for parameter in _parameters(optimizer, is_own) if parameter.requires_grad}
 
 

@@ -12,11 +12,11 @@ from ..log import logger
 from . import client_state
 from .optimizer_copy import fill, set_momentum
 
-# Hyperparameters of a torch.optim class that the library's update does not have, with the value that switches them off.
+# Hyperparameters of an optimizer's groups that the library's update does not have, with the value that it stands for.
 # With another one the object itself steps.
 _OWN_TYPES = ("adam", "adamw", "adagrad", "lamb", "lion", "muon", "sgd")  # that a configuration names, in any case
 _OFF = {"amsgrad": False, "maximize": False, "differentiable": False, "dampening": 0, "lr_decay": 0,
-        "initial_accumulator_value": 0}
+        "initial_accumulator_value": 0, "bias_correction": True, "grad_averaging": True}
 # Keys of a parameter group that no checkpoint's client state holds: tensors, names, and values that the library saves
 # itself.
 _NOT_SAVED = {"params", "param_names", "lr"}

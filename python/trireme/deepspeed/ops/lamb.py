@@ -2,7 +2,7 @@
 import torch
 
 from ..missing import names_of
-from .each_parameter import EachParameter
+from ...training.each_parameter import EachParameter
 
 __path__ = []  # ops.lamb.fused_lamb is this module, too
 __getattr__ = names_of(__name__)
@@ -14,6 +14,8 @@ class FusedLamb(EachParameter):
 
     Raises  RuntimeError: amsgrad. NotImplementedError: eps_inside_sqrt, max_grad_norm (use gradient_clipping).
     """
+
+    counts_steps = True  # the state of a parameter has `step`
 
     def __init__(self, params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-8, eps_inside_sqrt=False,
                  weight_decay=0.0, max_grad_norm=0.0, max_coeff=10.0, min_coeff=0.01, amsgrad=False):

@@ -2,7 +2,7 @@
 import torch
 
 from ..missing import names_of
-from .each_parameter import EachParameter
+from ...training.each_parameter import EachParameter
 
 __path__ = []  # ops.lion.cpu_lion and .fused_lion are this module, too
 __getattr__ = names_of(__name__)

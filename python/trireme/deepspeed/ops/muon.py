@@ -2,7 +2,7 @@
 import torch
 
 from ..missing import names_of
-from .each_parameter import EachParameter
+from ...training.each_parameter import EachParameter
 
 __path__ = []  # runtime.zero.muon.muon_optimizer is this module, too
 __getattr__ = names_of(__name__, "SingleDeviceMuon SingleDeviceMuonWithAuxAdam")

@@ -1,0 +1,16 @@
+"""State dicts of GPT-J."""
+from .names import kept
+
+
+def translate_state_dict_to_hf_gptj(state_dict, max_seq_len=None):
+    """A state dict of the DistributedModel under transformers' names: the same."""
+    return kept("translate_state_dict_to_hf_gptj", state_dict, max_seq_len)
+
+
+def translate_hf_state_dict_to_smdistributed_gptj(state_dict):
+    """A state dict of transformers under the names of the DistributedModel: the same."""
+    return kept("translate_hf_state_dict_to_smdistributed_gptj", state_dict)
+
+
+# The name in smp's documentation.
+translate_hf_gptj_state_dict_to_smdistributed_gptj = translate_hf_state_dict_to_smdistributed_gptj
