@@ -123,6 +123,7 @@ void Exchange::cross(int from, int to) {
 }
 
 void Exchange::cross_to_all(int from) {
+  now_->reads_values = true;
   for (int stage = 0; stage < stages_; ++stage)
     if (stage != from) cross(from, stage);
 }

@@ -214,6 +214,7 @@ void Mailbox::finish() {
   has_stalled_ = false;
   for (Lane& other : lanes_) {
     other.sent.clear();
+    other.told.clear();
     other.waiting.reset();
   }
 }
@@ -297,7 +298,7 @@ std::string Mailbox::take_told(int stage, const ownership::Key& key, const Messa
   if (!from.told.contains(sizes))
     diverge(from, name.micro_batch,
             str(wait_text(post_.stage(), in_step(name), stage), "; stage ", stage, " has ", sent_text(*later())));
-  return std::move(from.told.extract(sizes).mapped());
+  return from.told.at(sizes);
 }
 
 at::Tensor Mailbox::take_gradient(int stage, int64_t micro_batch, int64_t number, at::IntArrayRef sizes,

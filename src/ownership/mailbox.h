@@ -127,7 +127,7 @@ class Mailbox final : private Post::Reader {
     int stage;
     std::map<int64_t, std::deque<Letter>> forward = {};  // by micro-batch
     std::map<Key, Letter> aside = {};                    // in any order
-    std::map<SizesKey, std::string> told = {};
+    std::map<SizesKey, std::string> told = {};           // of the step: several forward passes may need one
     int64_t compared = 0;                 // micro-batches whose ends have come and were compared
     std::optional<Header> waiting = {};   // what it waits for, as far as is known
     std::map<int64_t, int64_t> sent = {};  // by micro-batch: the number of the last forward message

@@ -25,18 +25,26 @@ void MicroBatch::come_back(const OperatorFacts& facts, int from, int to) {
 
 void MicroBatch::touch(const OperatorFacts& facts, const HomedArgument& one, bool is_written) {
   if (one.home.born >> 32 == static_cast<uint64_t>(number + 1) || (one.home.is_parameter && !is_written)) return;
+  const c10::StorageImpl* const storage = one.tensor->storage().unsafeGetStorageImpl();
   const int turn = turns.number(one.home.stage);
-  Lasting& lasting = this->lasting.try_emplace(one.tensor->storage().unsafeGetStorageImpl(), Lasting{turn}).first->second;
+  Lasting& lasting = this->lasting.try_emplace(storage, Lasting{turn}).first->second;
   lasting.is_written = lasting.is_written || is_written;
+  writes_lasting = writes_lasting || is_written;
   const bool is_of_another = one.home.born != 0;
-  if (!is_of_another && (turn == lasting.turn || !lasting.is_written)) return;
-  carries_state = true;
-  if (order == ForwardOrder::kTurns)
+  carries_state = carries_state || is_of_another || (turn != lasting.turn && lasting.is_written);
+  if (order != ForwardOrder::kTurns) return;
+  bool is_late = is_of_another;
+  if (of_all != nullptr) {
+    LastingUse& use = (*of_all)[storage];
+    is_late = is_late || use.writer > number || (is_written && use.reader > number);
+    (is_written ? use.writer : use.reader) = number;
+  }
+  if (is_late)
     throw StateError(str("smp: ", facts.name, " of micro-batch ", number_in_step, " uses a tensor of sizes ",
-                         one.tensor->sizes(), " on stage ", one.home.stage, " that ",
-                         is_of_another ? "another micro-batch has computed" : "micro-batches write",
-                         ", which no micro-batch has done so far, so that they take turns; write \"pipeline\": "
-                         "\"sequential\" for a program that keeps such tensors"));
+                         one.tensor->sizes(), " of stage ", one.home.stage, " that ",
+                         is_of_another ? "another micro-batch has computed" : "a later micro-batch has used before it",
+                         ", as micro-batches take turns; write \"pipeline\": \"sequential\" for a program that keeps "
+                         "such tensors"));
 }
 
 bool MicroBatch::is_in_region() const {

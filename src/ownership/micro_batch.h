@@ -22,6 +22,12 @@
 
 namespace trireme::ownership {
 
+/// The last micro-batches of a step that have read and written what is older than the step.
+struct LastingUse {
+  int64_t reader = -1, writer = -1;
+};
+using LastingUses = std::unordered_map<const c10::StorageImpl*, LastingUse>;
+
 /// A micro-batch on this stage, from the begin of its forward pass to the end of its backward pass.
 struct MicroBatch {
   int64_t number = 0;          ///< of the run
@@ -45,6 +51,8 @@ struct MicroBatch {
   std::vector<int> visits = {};
   bool comes_back = false;     ///< a stage needs a later one's forward pass
   bool carries_state = false;  ///< see touch()
+  bool writes_lasting = false;  ///< it writes what is older than itself
+  bool reads_values = false;    ///< what it runs may depend on them
   bool writes_twice = false;   ///< a region writes what outlives the micro-batch
   /// What is older than the micro-batch and was used: the turn of its stage, and whether it was written.
   struct Lasting {
@@ -52,6 +60,7 @@ struct MicroBatch {
     bool is_written = false;
   };
   std::unordered_map<const c10::StorageImpl*, Lasting> lasting = {};
+  LastingUses* of_all = nullptr;  ///< uses by all micro-batches of the step, on their stage
   bool has_root = false;  ///< backward begins somewhere, here or on another stage
   /// One tensor that the program returned.
   struct Output {
@@ -68,7 +77,7 @@ struct MicroBatch {
   /// An operator of stage `to` needs stage `from`, a later one. Throws StateError: it stays ahead.
   void come_back(const OperatorFacts& facts, int from, int to);
   /// An operator uses something of a stage that is older than this micro-batch. Throws StateError: forward passes take
-  /// turns, and which of them wrote it last depends on their order.
+  /// turns, and a later micro-batch was before this one, or another one has made it.
   void touch(const OperatorFacts& facts, const HomedArgument& one, bool is_written);
   bool is_in_region() const;
   /// An operator of a region's first run writes what outlives the micro-batch, as its second run will. Throws

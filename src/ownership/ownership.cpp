@@ -66,6 +66,7 @@ class Ownership::Impl {
   }
 
   void enter(MicroBatch& micro_batch) {
+    micro_batch.of_all = &lasting_;
     if (pass_.running().micro_batch != nullptr)
       throw StateError("Ownership::Scope: another micro-batch's forward pass runs");
     pass_.exchange({.micro_batch = &micro_batch});
@@ -175,7 +176,10 @@ class Ownership::Impl {
     return tensors;
   }
 
-  void finish() { mailbox_.finish(); }
+  void finish() {
+    mailbox_.finish();
+    lasting_.clear();
+  }
   void abort(const std::string& why) noexcept { mailbox_.abort(why); }
 
   OwnershipCounters counters() const {
@@ -228,6 +232,7 @@ class Ownership::Impl {
   std::unique_ptr<Group> devices_;  ///< over the same ranks, where `group_` serves the host alone
   ownership::Mailbox mailbox_;
   ownership::OwnershipPass pass_;
+  ownership::LastingUses lasting_;  ///< of the step
   const InterceptScope scope_;
 };
 
@@ -295,6 +300,8 @@ bool Ownership::writes_twice(const MicroBatch& micro_batch) const { return micro
 const std::vector<int>& Ownership::visits(const MicroBatch& micro_batch) const { return micro_batch.visits; }
 std::vector<int> Ownership::turns(const MicroBatch& micro_batch) const { return micro_batch.turns.order(); }
 bool Ownership::carries_state(const MicroBatch& micro_batch) const { return micro_batch.carries_state; }
+bool Ownership::writes_lasting(const MicroBatch& micro_batch) const { return micro_batch.writes_lasting; }
+bool Ownership::reads_values(const MicroBatch& micro_batch) const { return micro_batch.reads_values; }
 void Ownership::finish() { impl_->finish(); }
 void Ownership::abort(const std::string& why) noexcept { impl_->abort(why); }
 OwnershipCounters Ownership::counters() const { return impl_->counters(); }

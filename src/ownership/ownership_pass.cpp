@@ -110,18 +110,17 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
   if (home && forced_) home->stage = *forced_;
   if (facts.written != 0 && now.is_in_region()) note_region_writes(call, facts, home);
   if (!home) return run_replicated(call, facts, homed, next);
-  if (facts.view_of < 0) {
-    now.visit(facts, home->stage);
-    if (!now.replay) touch_lasting(call, facts, homed);
-  }
+  if (facts.view_of < 0) now.visit(facts, home->stage);
   if (home->stage == stage_)
     run_own(call, facts, homed, *home, next);
   else
     run_remote(call, facts, homed, *home, next);
 }
 
-/// Parameters that are read are older than every micro-batch, and the same for all of them.
+/// What is older than the micro-batch, in the turn in which the operator has all that it needs. Parameters that are read
+/// are the same for all of them.
 void OwnershipPass::touch_lasting(const OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed) {
+  if (facts.view_of >= 0 || current_->replay) return;
   const auto own = static_cast<uint64_t>(current_->number + 1);
   for (const HomedArgument& one : homed)
     if (one.home.born >> 32 != own && (!one.home.is_parameter || facts.written != 0))
@@ -267,7 +266,7 @@ bool OwnershipPass::are_here(const OperatorFacts& facts, const HomedArguments& h
 /// piece has a stand-in in this one.
 OwnershipPass::Replacements OwnershipPass::bring(OperatorCall& call, const OperatorFacts& facts,
                                                  const HomedArguments& homed, bool uses, const Next& next) {
-  if (facts.written == 0 && are_here(facts, homed)) return {};
+  if (facts.written == 0 && are_here(facts, homed)) return touch_lasting(call, facts, homed), Replacements();
   Pieces& pieces = current_->pieces;
   c10::SmallVector<at::Tensor, 4> used(homed.size());  // undefined: the argument as it is
   for (size_t i = 0; uses && i < homed.size(); ++i) {
@@ -278,6 +277,7 @@ OwnershipPass::Replacements OwnershipPass::bring(OperatorCall& call, const Opera
     else
       used[i] = exchange_.use(call, facts, *one.tensor, one.home.stage, stage_, next);
   }
+  touch_lasting(call, facts, homed);
   Replacements replaced;
   for (size_t i = 0; i < homed.size(); ++i) {
     const HomedArgument& one = homed[i];
@@ -439,6 +439,7 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
     if (facts.view_of < 0)
       exchange_.use(call, facts, is_written(call, one) ? with_base(*one.tensor) : *one.tensor, one.home.stage,
                     home.stage, next);
+  touch_lasting(call, facts, homed);
   if (facts.reads_nothing) return call.op.redispatchBoxed(call.keys, &call.stack);
   if (facts.gives_values) {
     std::vector<c10::IValue> values = exchange_.hear_values(facts, home.stage);

@@ -150,7 +150,9 @@ class StepRunner::Impl {
   struct Known {
     bool comes_back = false;     ///< a stage needs what a later one has computed
     bool writes_twice = false;   ///< what runs again in the backward pass writes what outlives the micro-batch
-    bool carries_state = false;  ///< turns of other micro-batches may write what one uses
+    bool carries_state = false;   ///< turns of other micro-batches may write what one uses
+    bool writes_lasting = false;  ///< a micro-batch writes what is older than itself
+    bool reads_values = false;    ///< turns depend on values, or have differed
     std::vector<int> turns = {};  ///< stages, of the last micro-batch's forward pass
     bool is_told = false;         ///< by rank 0
 
@@ -195,7 +197,7 @@ class StepRunner::Impl {
       schedule = pipeline::visits_schedule(found->second.turns, {.micro_batches = micro_batches,
                                                                  .active = active(micro_batches),
                                                                  .forwards_first = options_.pipeline == kSimple});
-      turns.emplace(ownership_, *schedule, training_.pager().device(), work, threads_);
+      turns.emplace(ownership_, *schedule, training_.pager().device(), work, threads_, found->second.writes_lasting);
       turns->run();
     } else {
       const int ahead = order_ == ForwardOrder::kAhead
@@ -238,12 +240,19 @@ class StepRunner::Impl {
   }
 
   void learn(const std::string& name, const Open& open) {
+    const bool is_first = !known_.contains(name);
     Known& known = known_[name];
+    if (is_first) known.turns = ownership_.turns(*open.back());
     for (const auto& micro_batch : open) {
+      known.writes_lasting = known.writes_lasting || ownership_.writes_lasting(*micro_batch);
+      known.reads_values = known.reads_values || ownership_.reads_values(*micro_batch) ||
+                           ownership_.turns(*micro_batch) != known.turns;
       known.comes_back = known.comes_back || ownership_.comes_back(*micro_batch);
       known.writes_twice = known.writes_twice || ownership_.writes_twice(*micro_batch);
       known.carries_state = known.carries_state || ownership_.carries_state(*micro_batch);
     }
+    // Forward passes whose turns differ would write in another order than one process.
+    known.carries_state = known.carries_state || (known.writes_lasting && known.reads_values);
     known.turns = ownership_.turns(*open.back());
     tell(known);
   }

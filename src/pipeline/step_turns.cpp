@@ -9,12 +9,13 @@ using pipeline::Instruction;
 using pipeline::Kind;
 
 StepTurns::StepTurns(Ownership& ownership, const pipeline::Schedule& schedule, c10::Device device,
-                     const MicroBatchWork& work, Threads& threads)
+                     const MicroBatchWork& work, Threads& threads, bool in_order)
     : ownership_(ownership),
       schedule_(schedule),
       device_(device),
       work_(work),
       threads_(threads),
+      in_order_(in_order),
       planned_(schedule.chunks_of(ownership.stage())),
       passes_(static_cast<size_t>(schedule.micro_batches)) {
   ownership_.take_turns(this);
@@ -96,7 +97,7 @@ bool StepTurns::is_there(Pass& pass, Waits waits) {
 
 /// A pass with more turns than the schedule knows waits for what may come later than other turns that it knows of.
 bool StepTurns::is_off_plan(const Pass& pass) const {
-  return pass.turns >= planned_ || ownership_.is_for_new_sizes(*pass.wait);
+  return pass.turns >= planned_ || (!in_order_ && ownership_.is_for_new_sizes(*pass.wait));
 }
 
 void StepTurns::go_once(int micro_batch) {

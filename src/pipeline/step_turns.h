@@ -32,9 +32,10 @@ struct MicroBatchWork {
 class StepTurns final : public ForwardTurns {
  public:
   using Threads = std::vector<std::unique_ptr<MicroBatchThread>>;
-  /// All outlive this. `threads`: of earlier steps, or none; more are added.
+  /// All outlive this. `threads`: of earlier steps, or none; more are added. `in_order`: forward passes write what
+  /// outlives them, so that none goes before an earlier one that stays behind for new sizes.
   StepTurns(Ownership& ownership, const pipeline::Schedule& schedule, c10::Device device, const MicroBatchWork& work,
-            Threads& threads);
+            Threads& threads, bool in_order);
   ~StepTurns() override;
 
   void run();
@@ -73,6 +74,7 @@ class StepTurns final : public ForwardTurns {
   const c10::Device device_;
   const MicroBatchWork& work_;
   Threads& threads_;
+  const bool in_order_;
   const int planned_;         ///< turns of a forward pass here
   std::vector<Pass> passes_;  ///< by micro-batch
   int running_ = -1;          ///< the micro-batch whose forward pass runs now

@@ -47,20 +47,20 @@ std::shared_ptr<OwnedEngine> make_owned_engine(const std::shared_ptr<WorldHandle
 }
 
 /// Runs `program` for each micro-batch. What it raised is raised as it was; the other stages get its text.
-StepRunner::Outputs step(OwnedEngine& self, int micro_batches, const py::function& program) {
+StepRunner::Outputs step(OwnedEngine& self, int micro_batches, const py::function& program, const std::string& name) {
   std::exception_ptr raised;
   const auto run = [&](int micro_batch) {
     const py::gil_scoped_acquire gil;
     try {
       return program(micro_batch).cast<std::vector<at::Tensor>>();
     } catch (const py::error_already_set&) {
-      raised = std::current_exception();
+      if (!raised && !StepRunner::is_given_up()) raised = std::current_exception();
       throw;
     }
   };
   const py::gil_scoped_release no_gil;
   try {
-    return self.step(micro_batches, run);
+    return self.step(micro_batches, run, name);
   } catch (...) {
     if (raised) std::rethrow_exception(raised);
     throw;
@@ -118,7 +118,7 @@ void bind_step_engine(py::module_& module) {
       .def(py::init(&make_owned_engine), py::arg("world"), py::arg("topology"), py::arg("module"), py::arg("homes"),
            py::arg("config"), py::arg("groups"), py::arg("make_client"), py::arg("output"), py::arg("pipeline"),
            py::arg("active_micro_batches"))
-      .def("step", &step, py::arg("micro_batches"), py::arg("program"))
+      .def("step", &step, py::arg("micro_batches"), py::arg("program"), py::arg("name"))
       .def(
           "backward",
           [](OwnedEngine& self, const at::Tensor& root, const std::optional<at::Tensor>& gradient) {

@@ -66,7 +66,7 @@ class Bits(Case):
     begin()
     result = trained(gpt2(True, 0.1), ids_batches(), loss_of=causal_loss)
 """)
-        self.assertEqual(found[2:], ["sequential", [0, 1]])
+        self.assertEqual(found[2:], ["interleaved", [0, 1]])
 
     def test_a_branch_by_a_value_and_a_stage_that_comes_again(self):
         self.assert_bits_of_one_process("""
@@ -129,7 +129,7 @@ class Bits(Case):
         smp.set_partition(net.layers[3], 1)
     result = trained(net, mlp_batches())
 """)
-        self.assertEqual(found[2:], ["sequential", [0, 1]])
+        self.assertEqual(found[2:], ["interleaved", [0, 1]])
 
     def test_sums_over_micro_batches_and_two_calls_per_step(self):
         text = """

@@ -193,8 +193,12 @@ class Ownership {
   bool comes_back(const MicroBatch& micro_batch) const;
   /// The stages of all turns of the forward pass, each after those that it needs.
   std::vector<int> turns(const MicroBatch& micro_batch) const;
-  /// Whether the forward pass read or wrote what another one may have written in another turn of its stage.
+  /// Whether the forward pass read or wrote what another one may have written in another turn of its stage; whether it
+  /// wrote what is older than itself at all, as batch norm its statistics; whether it read values or sizes of another
+  /// stage, on which its turns may depend.
   bool carries_state(const MicroBatch& micro_batch) const;
+  bool writes_lasting(const MicroBatch& micro_batch) const;
+  bool reads_values(const MicroBatch& micro_batch) const;
   /// Whether a region wrote what outlives the micro-batch, as batch norm its statistics: a second run writes it again.
   bool writes_twice(const MicroBatch& micro_batch) const;
   /// At the end of a step: all that was sent has left, and every forward pass was compared with the other stages'.

@@ -71,13 +71,13 @@ class StepEngine(Engine):
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def run(self, micro_batches, program):
-        """A step function: `program` on each micro-batch. What it returned of each, detached, with its numbers on every
-        stage. Collective."""
+    def run(self, micro_batches, program, name):
+        """The step function `name`: `program` on each micro-batch. What it returned of each, detached, with its numbers
+        on every stage. Collective."""
         self._refuse_outside("smp.step")
         self._has_backward = False
         with ended.telling(self):
-            outputs = self.core.step(micro_batches, program)
+            outputs = self.core.step(micro_batches, program, name)
         self._counted = self.core.gradient_count
         if self._has_backward:
             self._pending += 1

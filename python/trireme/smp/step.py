@@ -1,5 +1,6 @@
 """@smp.step: a function that every rank runs on each micro-batch, over the stages of the model."""
 import contextlib
+import contextvars
 import copy
 import dataclasses
 import functools
@@ -45,6 +46,7 @@ class Step:
         self._function = function
         self._splitter = Splitter(function, non_split_inputs, input_split_axes)
         self._name = f"smp.step: {getattr(function, '__qualname__', type(function).__name__)}()"
+        self._key = f"{getattr(function, '__module__', '')}: {self._name}"  # of what the engine learns of it
 
     def __get__(self, instance, owner=None):
         return self if instance is None else types.MethodType(self, instance)
@@ -85,15 +87,15 @@ class Step:
         model.partition(call.args_of_call, call.kwargs_of_call)
 
     def _run(self, model, batches):
-        templates = []
+        templates = [None] * len(batches)
+        contexts = [contextvars.copy_context() for _ in batches]  # a micro-batch may run in a thread of its own
 
         def of_micro_batch(index):
             with program.run_of(program.Running(self._name)):
-                template, tensors = taken(self._function(*batches[index][0], **batches[index][1]))
-            templates.append(template)
+                templates[index], tensors = taken(contexts[index].run(self._function, *batches[index][0], **batches[index][1]))
             return tensors
 
-        outputs = model.engine(self._name).run(len(batches), of_micro_batch)
+        outputs = model.engine(self._name).run(len(batches), of_micro_batch, self._key)
         result = merged([filled(template, tensors) for template, tensors in zip(templates, outputs)])
         model.finish_step()
         return result
