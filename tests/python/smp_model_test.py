@@ -206,6 +206,39 @@ class Programs(Case):
 
 
 class Faults(Case):
+    def test_a_gradient_that_another_stage_has_or_none(self):
+        found = self.ran(2, """
+    begin(auto_partition=False, default_partition=0)
+    net = Mlp()
+    for index in (5, 7):
+        smp.set_partition(net.layers[index], 1)
+    model = smp.DistributedModel(net)
+    @smp.step
+    def train_step(x, y):
+        early = model.get_module().layers[:4](x)
+        model.backward(early.square().mean())
+    x, y = mlp_batches()[0]
+    train_step(x, y)
+    texts = [told(lambda: str(safe_get_full_grad(net.layers[index].weight) is not None)) for index in (0, 7)]
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps(texts))]
+""")
+        (own, other), (first, none) = found
+        self.assertEqual(own, "True")
+        for text, name, stage in ((other, "layers.7.weight", 1), (first, "layers.0.weight", 0)):
+            self.assertEqual(text, f"StateError: safe_get_full_grad: parameter '{name}' is on stage {stage}, which has its gradient and its states: every rank of that "
+                                   "stage calls it there, of model.local_parameters()")
+        self.assertIn("no parameter that this rank trains has a gradient since the last step", none)
+        self.assertIn("between the step function and optimizer.step(), and not on a stage whose parameters the loss does not need", none)
+
+    _TOLD = """
+    begin()
+    model = smp.DistributedModel(Mlp())
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    batches = mlp_batches()
+    def everywhere(text):
+        return smp.state.world.gather(str(text))
+"""
+
     _TOLD = """
     begin()
     model = smp.DistributedModel(Mlp())
