@@ -205,6 +205,43 @@ class Programs(Case):
         self.assertEqual(found[2:], ["interleaved", [0, 1]])
 
 
+class Buffers(Case):
+    def test_of_data_parallel_ranks_are_their_own_or_rank_0s(self):
+        for partitions, ranks in ((1, 2), (2, 4)):
+            for shares in (True, False):
+                with self.subTest(partitions=partitions, shares=shares):
+                    found = self.ran(ranks, f"""
+    begin(partitions={partitions}, ddp=True)
+    net = Cnn()
+    model = smp.DistributedModel(net, broadcast_buffers={shares})
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.125))
+    train_step = stepping(model)
+    torch.manual_seed(7 + smp.rdp_rank())
+    for batch in cnn_batches(2):
+        optimizer.zero_grad()
+        train_step(*batch)
+        optimizer.step()
+    names = [name for name, _ in net.named_buffers()]
+    whole = model.state_dict()
+    part = [{{name: bits(whole[name]) for name in names}}, {{name: bits(whole[name]) for name in whole if name not in names}}]
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps([smp.rdp_rank(), part]))]
+""")
+                    by_copy = {copy: part for copy, part in found}
+                    self.assertEqual(by_copy[0][1], by_copy[1][1])
+                    different = {name for name, value in by_copy[0][0].items() if by_copy[1][0][name] != value}
+                    self.assertEqual(different, set() if shares else {"norm1.running_mean", "norm1.running_var", "norm2.running_mean", "norm2.running_var"})
+
+    def test_the_option_is_compared(self):
+        found = self.ran(2, """
+    begin(partitions=1, ddp=True)
+    texts = [told(lambda: smp.DistributedModel(Cnn(), broadcast_buffers=smp.rank() == 0)), told(lambda: smp.DistributedModel(Cnn(), broadcast_buffers=2))]
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps(texts))]
+""")
+        for rank, (text, other) in enumerate(found):
+            self.assertEqual(text, f"ConfigError: smp.DistributedModel: the ranks' configurations differ in `broadcast_buffers` (here {rank == 0}); give every rank the same")
+            self.assertIn("broadcast_buffers=2): expected True or False", other)
+
+
 class Faults(Case):
     def test_a_gradient_that_another_stage_has_or_none(self):
         found = self.ran(2, """
@@ -368,7 +405,6 @@ class Faults(Case):
                 ["closure", told(lambda: optimizer.step(lambda: 1.0))]]
     for name in ("trace_execution_times", "trace_memory_usage"):
         refused.append([name, told(lambda: smp.DistributedModel(Mlp(), **{name: True}))])
-    refused.append(["broadcast_buffers", told(lambda: smp.DistributedModel(Mlp(), broadcast_buffers=False))])
     for module in (torch.jit.script(nn.Linear(2, 2)), torch.compile(nn.Linear(2, 2)), nn.DataParallel(nn.Linear(2, 2)), nn.Linear(2, 2, device="meta"), model):
         refused.append(["wrap", told(lambda: smp.DistributedModel(module))])
     is_same = model.to("cpu") is model is model.cuda()
