@@ -302,15 +302,6 @@ class Faults(Case):
         return smp.state.world.gather(str(text))
 """
 
-    _TOLD = """
-    begin()
-    model = smp.DistributedModel(Mlp())
-    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    batches = mlp_batches()
-    def everywhere(text):
-        return smp.state.world.gather(str(text))
-"""
-
     def test_an_exception_on_one_rank_is_told_on_every_rank(self):
         found = self.ran(2, """
     begin()
@@ -445,8 +436,9 @@ class Faults(Case):
                 self.assertTrue("not there yet" in text, (name, text))
 
     def test_what_a_step_function_may_not_do_is_refused_by_name(self):
-        for call, part in (("torch.autograd.grad(loss, x)", "torch.autograd.grad() inside of a step function is not there yet"),
-                           ("model.backward(loss, create_graph=True)", "create_graph=True) is not there yet"), ("loss.backward(inputs=[x])", "backward(inputs=…) is not there yet"),
+        for call, part in (("torch.autograd.grad(loss, x)", "torch.autograd.grad() inside of a step function is not there yet: gradients are there when the "),
+                           ("model.backward(loss, create_graph=True)", "backward(): create_graph=True is not there yet: gradients are there when the forward pass of the micro-batch has ended"),
+                           ("loss.backward(create_graph=True)", "backward(): create_graph=True is not there yet: gradients are there when"), ("loss.backward(inputs=[x])", "backward(inputs=…) is not there yet: one backward pass for each micro-batch"),
                            ("torch.func.vmap(lambda row: row * 2)(loss[None])", "a transform of torch.func (vmap, grad, jvp) of a tensor of stage 1 is not there yet"),
                            ("train_step(x, y)", "called inside of another step function"), ("loss.is_shared()", "None")):
             with self.subTest(call):

@@ -154,7 +154,7 @@ class DistributedModel(torch.nn.Module):
         if trace.is_tracing():
             return  # which has no backward pass; the step has
         if create_graph:
-            raise UnsupportedError("DistributedModel.backward(create_graph=True) is not there yet; leave it out")
+            raise UnsupportedError(inside.no_graph("DistributedModel.backward()"))
         if program.running() is None:
             raise StateError("DistributedModel.backward(): a call outside of a @smp.step function; put the forward pass and this call into one")
         engine = self.engine("DistributedModel.backward()")
