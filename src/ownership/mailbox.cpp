@@ -96,6 +96,11 @@ std::string text_of(const MessageName& name) {
   }
 }
 
+MessageName in_step(MessageName name, int64_t first) {
+  name.micro_batch -= first;
+  return name;
+}
+
 std::string wait_text(int stage, const MessageName& name, int from) {
   return str("stage ", stage, " waits for ", text_of(name), " from stage ", from);
 }
@@ -185,8 +190,8 @@ void Mailbox::finish() {
   for (const Lane& other : lanes_)
     if (!other.aside.empty())
       post_.refuse(str("stage ", other.stage, " has sent ",
-                       text_of(in_step(name_of(other.aside.begin()->second.header))), " to stage ", post_.stage(),
-                       ", which does not take it", kAdvice));
+                       text_of(in_step(name_of(other.aside.begin()->second.header), first_)), " to stage ",
+                       post_.stage(), ", which does not take it", kAdvice));
   flush();
   post_.end_step();
   first_ = ended_ + 1;
@@ -225,12 +230,12 @@ Letter Mailbox::receive(int stage, const MessageName& name, const at::Tensor& bu
     from.aside.erase(found);
   }
   const Header& came = letter.header;
-  const auto here = [&] { return wait_text(post_.stage(), in_step(name), stage); };
+  const auto here = [&] { return wait_text(post_.stage(), in_step(name, first_), stage); };
   if (is_forward(name.kind) && (Key{came.kind, came.micro_batch, came.number} != key ||
                                 came.position != name.position || !came.has_op(name.op))) {
-    const std::string of_it = came.kind == MessageKind::kEnd ? str("ended micro-batch ", in_step(came.micro_batch),
+    const std::string of_it = came.kind == MessageKind::kEnd ? str("ended micro-batch ", came.micro_batch - first_,
                                                                    " after ", came.position, " operators")
-                                                             : str("sent ", text_of(in_step(name_of(came))));
+                                                             : str("sent ", text_of(in_step(name_of(came), first_)));
     diverge(from, std::min(name.micro_batch, came.micro_batch), str(here(), "; stage ", stage, " has ", of_it));
   }
   if (!buffer.defined()) return letter;
@@ -256,8 +261,8 @@ at::Tensor Mailbox::take_gradient(int stage, int64_t micro_batch, int64_t number
   const Layout layout = layout_from(sizes, dtype, strides.empty() ? "" : text_in(strides.mapped().elements));
   const std::string shape = shape_text(dtype, {packed_numel(layout)});
   if (!letter.header.fits(shape))
-    post_.refuse(str(wait_text(post_.stage(), in_step(name), stage), ", of ", shape, "; stage ", stage, " has sent ",
-                     letter.header.shape, kAdvice));
+    post_.refuse(str(wait_text(post_.stage(), in_step(name, first_), stage), ", of ", shape, "; stage ", stage,
+                     " has sent ", letter.header.shape, kAdvice));
   return unpacked(letter.elements.view(dtype), layout);
 }
 
@@ -303,12 +308,12 @@ void Mailbox::meet_end(Lane& other, const Header& end) {
   const auto found = records_.find(end.micro_batch);
   if (end.kind != MessageKind::kEnd || found == records_.end())
     diverge(other, end.micro_batch,
-            str("stage ", other.stage, " has sent ", text_of(in_step(name_of(end))), " to stage ", post_.stage(),
-                ", which has ended micro-batch ", in_step(end.micro_batch),
+            str("stage ", other.stage, " has sent ", text_of(in_step(name_of(end), first_)), " to stage ",
+                post_.stage(), ", which has ended micro-batch ", end.micro_batch - first_,
                 found != records_.end() ? str(" after ", found->second.trace.size(), " operators") : ""));
   const Record& own = found->second;
   if (end.digest != own.digest || end.position != static_cast<int64_t>(own.trace.size()))
-    diverge(other, end.micro_batch, other_operators(post_.stage(), other.stage, in_step(end.micro_batch)));
+    diverge(other, end.micro_batch, other_operators(post_.stage(), other.stage, end.micro_batch - first_));
   other.compared = end.micro_batch;
   const auto is_past = [&](const Lane& lane) {
     return lane.stage == post_.stage() || lane.compared >= end.micro_batch;
@@ -362,13 +367,13 @@ void Mailbox::diverge(Lane& other, int64_t micro_batch, const std::string& text)
   const int stage_one = std::min(post_.stage(), other.stage), stage_two = std::max(post_.stage(), other.stage);
   size_t i = 0;
   while (i < one.size() && i < two.size() && one[i].digest == two[i].digest && one[i].op == two[i].op) ++i;
-  const std::string where = str(" as operator ", i, " of micro-batch ", in_step(micro_batch));
+  const std::string where = str(" as operator ", i, " of micro-batch ", micro_batch - first_);
   const bool ends_one = i == one.size(), ends_two = i == two.size();
   const bool is_ended = own.is_ended, has_its_ended = letter.header.position != 0;
   if ((i == mine.size() && !is_ended) || (i == its.size() && !has_its_ended)) post_.refuse(text + kAdvice);
   if (ends_one && ends_two)
     post_.refuse(str("stages ", stage_one, " and ", stage_two, " ran the same operators and returned other tensors in ",
-                     "micro-batch ", in_step(micro_batch), kAdvice));
+                     "micro-batch ", micro_batch - first_, kAdvice));
   if (!ends_one && !ends_two && one[i].op == two[i].op)
     post_.refuse(str("stages ", stage_one, " and ", stage_two, " ran ", one[i].op, where, " with other arguments, ",
                      "or with gradients or autocast on in one of them", kAdvice));
@@ -390,15 +395,15 @@ void Mailbox::check_waiting(const MessageName& name, int from) {
     const std::pair at{theirs.micro_batch, theirs.position}, here{name.micro_batch, name.position};
     if (at > here || (at == here && other.stage != from)) continue;
     diverge(lane(other.stage), std::min(theirs.micro_batch, name.micro_batch),
-            str(wait_text(other.stage, in_step(theirs), post_.stage()), ", which has not sent it and waits for ",
-                text_of(in_step(name)), " from stage ", from));
+            str(wait_text(other.stage, in_step(theirs, first_), post_.stage()),
+                ", which has not sent it and waits for ", text_of(in_step(name, first_)), " from stage ", from));
   }
 }
 
 /// Waits until `is_there`, which reading what comes changes.
 void Mailbox::await(int stage, const MessageName& name, const std::function<bool()>& is_there) {
   post_.begin_step();
-  const auto here = [&] { return wait_text(post_.stage(), in_step(name), stage); };
+  const auto here = [&] { return wait_text(post_.stage(), in_step(name, first_), stage); };
   const auto begun = Clock::now();
   bool has_told = false;
   const auto is_over = [&] {

@@ -75,9 +75,6 @@ class Mailbox final : private Post::Reader {
   /// that of all operators, `trace` says by which they were made. To call for every other stage, with the same.
   void send_end(int stage, int64_t micro_batch, uint64_t digest, const OperatorTrace& trace);
 
-  /// The number of a micro-batch in its step, for people.
-  int64_t in_step(int64_t micro_batch) const { return micro_batch - first_; }
-
   /// Reads what has come, so that senders go on. Does not wait.
   void progress() { post_.look(); }
   /// Waits until all that was sent has left.
@@ -119,10 +116,6 @@ class Mailbox final : private Post::Reader {
     OperatorTrace trace;
   };
 
-  MessageName in_step(MessageName name) const {
-    name.micro_batch = in_step(name.micro_batch);
-    return name;
-  }
   Lane& lane(int stage);
   void send(int stage, const MessageName& name, uint64_t digest, const at::Tensor& elements);
   Letter receive(int stage, const MessageName& name, const at::Tensor& buffer);
@@ -140,7 +133,7 @@ class Mailbox final : private Post::Reader {
   std::deque<Lane> lanes_;             // by stage; this one's is not used
   std::map<int64_t, Record> records_;  // by micro-batch: this stage's, while not every other one was compared with it
   int64_t ended_ = -1;                 // the greatest micro-batch
-  int64_t first_ = 0;                  // the step's first one
+  int64_t first_ = 0;                  // the step's first one: errors count from it
   std::pair<int64_t, const OperatorTrace*> followed_ = {-1, nullptr};
   bool is_diverging_ = false;
   std::optional<Wanted> wanted_;  // by the take that waits

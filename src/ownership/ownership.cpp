@@ -56,7 +56,8 @@ class Ownership::Impl {
   std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed, bool stays_ahead) {
     auto made = std::make_shared<MicroBatch>();
     made->number = number;
-    made->number_in_step = mailbox_.in_step(number);
+    made->number_in_step = number - first_;
+    last_ = number;
     made->seed = seed;
     made->stays_ahead = stays_ahead;
     made->sent.assign(stages(), 0);
@@ -169,7 +170,10 @@ class Ownership::Impl {
     return tensors;
   }
 
-  void finish() { mailbox_.finish(); }
+  void finish() {
+    mailbox_.finish();
+    first_ = last_ + 1;
+  }
   void abort(const std::string& why) noexcept { mailbox_.abort(why); }
 
   OwnershipCounters counters() const {
@@ -223,6 +227,7 @@ class Ownership::Impl {
   ownership::Mailbox mailbox_;
   ownership::OwnershipPass pass_;
   const InterceptScope scope_;
+  int64_t first_ = 0, last_ = -1;  ///< micro-batches of the step
 };
 
 Ownership::Ownership(Group& stages, c10::Device device) : impl_(std::make_unique<Impl>(stages, device)) {}

@@ -174,8 +174,8 @@ class StepRunner::Impl {
     return now;
   }
 
-  /// What runs again in the backward pass, and writes what outlives the micro-batch, does so before the next one's
-  /// forward pass, as in one process.
+  /// A region that writes what outlives the micro-batch runs again before the next one's forward pass, as in one
+  /// process.
   void follow_writes(const Ownership::MicroBatch& micro_batch) {
     if (writes_twice_ || !ownership_.writes_twice(micro_batch)) return;
     writes_twice_ = true;

@@ -136,8 +136,6 @@ class TrainStep {
   /// Gradients are divided by `divisor` from now on (1: a window's are summed); nothing: by accumulation_steps().
   /// Requires  no window is open.
   void divide_gradients_by(std::optional<int64_t> divisor);
-  /// As Buffers::keep_apart().
-  void keep_buffers_apart() { buffers_.keep_apart(); }
   int64_t accumulation_steps() const { return options_.accumulation_steps; }
 
   /// The last step() changed the weights. Waits for a device, as outcome(), progress(), loss_scale(), state() and
