@@ -8,6 +8,7 @@
 #include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/ownership/home.h"
 
 namespace trireme {
 
@@ -23,6 +24,9 @@ class Place {
       : caller_(call), call_(call) {
     const auto place = find_managed(parameter);
     auto* access = place ? dynamic_cast<ParameterAccess*>(place->pager->companion()) : nullptr;
+    if (const auto where = access == nullptr ? elsewhere(parameter) : std::nullopt)
+      throw StateError(str(call, ": parameter ", *where, ", which has its gradient and its states: every rank of that ",
+                           "stage calls it there, of model.local_parameters()"));
     if (access == nullptr)
       throw StateError(
           str(call, ": the tensor ", parameter.defined() ? parameter.sizes() : at::IntArrayRef{},
@@ -60,8 +64,9 @@ class Place {
       any |= access_->pager().has_gradient(static_cast<int>(i));
     if (!any)
       throw StateError(str(call_,
-                           ": no parameter has a gradient since the last step; call it between backward() and "
-                           "step()"));
+                           ": no parameter that this rank trains has a gradient since the last step; call it between "
+                           "backward() and step(), with trireme.smp between the step function and optimizer.step(), "
+                           "and not on a stage whose parameters the loss does not need"));
     return access_->pager().has_gradient(index_);
   }
   void require_gradient() const {

@@ -97,6 +97,16 @@ std::string text_of(const MessageName& name) {
   }
 }
 
+MessageName in_step(MessageName name, int64_t first) {
+  name.micro_batch -= first;
+  return name;
+}
+
+/// What is taken in any order, by which it is found. One that says that there is none comes in its place.
+std::tuple<MessageKind, int64_t, int64_t> aside_key(const MessageName& name) {
+  return {name.kind == MessageKind::kNoGradient ? MessageKind::kGradient : name.kind, name.micro_batch, name.number};
+}
+
 std::string wait_text(int stage, const MessageName& name, int from) {
   return str("stage ", stage, " waits for ", text_of(name), " from stage ", from);
 }
@@ -122,7 +132,10 @@ Mailbox::Lane& Mailbox::lane(int stage) {
 // --- sending -------------------------------------------------------------------------------------------------------
 
 void Mailbox::send(int stage, const MessageName& name, uint64_t digest, const at::Tensor& elements) {
-  if (is_forward(name.kind)) lane(stage).sent[name.micro_batch] = name.number;
+  if (is_forward(name.kind))
+    lane(stage).sent[name.micro_batch] = name.number;
+  else
+    lane(stage).sent_aside.insert(aside_key(name));
   Header header{.micro_batch = name.micro_batch,
                 .number = name.number,
                 .position = name.position,
@@ -204,8 +217,8 @@ void Mailbox::finish() {
   for (const Lane& other : lanes_)
     if (!other.aside.empty())
       post_.refuse(str("stage ", other.stage, " has sent ",
-                       text_of(in_step(name_of(other.aside.begin()->second.header))), " to stage ", post_.stage(),
-                       ", which does not take it", kAdvice));
+                       text_of(in_step(name_of(other.aside.begin()->second.header), first_)), " to stage ",
+                       post_.stage(), ", which does not take it", kAdvice));
   flush();
   post_.end_step();
   ended_below_ = last;
@@ -214,6 +227,7 @@ void Mailbox::finish() {
   has_stalled_ = false;
   for (Lane& other : lanes_) {
     other.sent.clear();
+    other.sent_aside.clear();
     other.told.clear();
     other.waiting.reset();
   }
@@ -258,7 +272,7 @@ Letter Mailbox::receive(int stage, const MessageName& name, const at::Tensor& bu
     letter = std::move(from.aside.extract(key).mapped());
   }
   const Header& came = letter.header;
-  const auto here = [&] { return wait_text(post_.stage(), in_step(name), stage); };
+  const auto here = [&] { return wait_text(post_.stage(), in_step(name, first_), stage); };
   if (is_forward(name.kind) && (Key{came.kind, came.micro_batch, came.number} != key ||
                                 came.position != name.position || !came.has_op(name.op))) {
     diverge(from, std::min(name.micro_batch, came.micro_batch),
@@ -272,8 +286,8 @@ Letter Mailbox::receive(int stage, const MessageName& name, const at::Tensor& bu
 }
 
 std::string Mailbox::sent_text(const Header& came) const {
-  if (came.kind != MessageKind::kEnd) return str("sent ", text_of(in_step(name_of(came))));
-  return str("ended micro-batch ", in_step(came.micro_batch), " after ", came.position, " operators");
+  if (came.kind != MessageKind::kEnd) return str("sent ", text_of(in_step(name_of(came), first_)));
+  return str("ended micro-batch ", came.micro_batch - first_, " after ", came.position, " operators");
 }
 
 void Mailbox::take(int stage, const MessageName& name, const at::Tensor& buffer) { (void)receive(stage, name, buffer); }
@@ -297,7 +311,7 @@ std::string Mailbox::take_told(int stage, const ownership::Key& key, const Messa
         }});
   if (!from.told.contains(sizes))
     diverge(from, name.micro_batch,
-            str(wait_text(post_.stage(), in_step(name), stage), "; stage ", stage, " has ", sent_text(*later())));
+            str(wait_text(post_.stage(), in_step(name, first_), stage), "; stage ", stage, " has ", sent_text(*later())));
   return from.told.at(sizes);
 }
 
@@ -311,8 +325,8 @@ at::Tensor Mailbox::take_gradient(int stage, int64_t micro_batch, int64_t number
   const Layout layout = layout_from(sizes, dtype, strides.empty() ? "" : text_in(strides.mapped().elements));
   const std::string shape = shape_text(dtype, {packed_numel(layout)});
   if (!letter.header.fits(shape))
-    post_.refuse(str(wait_text(post_.stage(), in_step(name), stage), ", of ", shape, "; stage ", stage, " has sent ",
-                     letter.header.shape, kAdvice));
+    post_.refuse(str(wait_text(post_.stage(), in_step(name, first_), stage), ", of ", shape, "; stage ", stage,
+                     " has sent ", letter.header.shape, kAdvice));
   return unpacked(letter.elements.view(dtype), layout);
 }
 
@@ -344,9 +358,7 @@ void Mailbox::read(int stage, Letter letter) {
     const std::string text = text_in(letter.elements);
     diverge(from, micro_batch, text.substr(0, text.find('\0')));
   } else if (!is_forward(header.kind)) {
-    const bool is_missing = header.kind == MessageKind::kNoGradient;
-    const Key key{is_missing ? MessageKind::kGradient : header.kind, header.micro_batch, header.number};
-    from.aside.insert_or_assign(key, std::move(letter));
+    from.aside.insert_or_assign(aside_key(name_of(header)), std::move(letter));
   } else if (is_ended(header.micro_batch)) {
     meet_end(from, header);
   } else {
@@ -361,12 +373,12 @@ void Mailbox::meet_end(Lane& other, const Header& end) {
   const auto found = records_.find(end.micro_batch);
   if (end.kind != MessageKind::kEnd || found == records_.end())
     diverge(other, end.micro_batch,
-            str("stage ", other.stage, " has sent ", text_of(in_step(name_of(end))), " to stage ", post_.stage(),
-                ", which has ended micro-batch ", in_step(end.micro_batch),
+            str("stage ", other.stage, " has sent ", text_of(in_step(name_of(end), first_)), " to stage ",
+                post_.stage(), ", which has ended micro-batch ", end.micro_batch - first_,
                 found != records_.end() ? str(" after ", found->second.trace.size(), " operators") : ""));
   Record& own = found->second;
   if (end.digest != own.digest || end.position != static_cast<int64_t>(own.trace.size()))
-    diverge(other, end.micro_batch, other_operators(post_.stage(), other.stage, in_step(end.micro_batch)));
+    diverge(other, end.micro_batch, other_operators(post_.stage(), other.stage, end.micro_batch - first_));
   ++other.compared;
   if (--own.left == 0) records_.erase(found);
 }
@@ -418,13 +430,13 @@ void Mailbox::diverge(Lane& other, int64_t micro_batch, const std::string& text)
   const int stage_one = std::min(post_.stage(), other.stage), stage_two = std::max(post_.stage(), other.stage);
   size_t i = 0;
   while (i < one.size() && i < two.size() && one[i].digest == two[i].digest && one[i].op == two[i].op) ++i;
-  const std::string where = str(" as operator ", i, " of micro-batch ", in_step(micro_batch));
+  const std::string where = str(" as operator ", i, " of micro-batch ", micro_batch - first_);
   const bool ends_one = i == one.size(), ends_two = i == two.size();
   const bool is_ended = own.is_ended, has_its_ended = letter.header.position != 0;
   if ((i == mine.size() && !is_ended) || (i == its.size() && !has_its_ended)) post_.refuse(text + kAdvice);
   if (ends_one && ends_two)
     post_.refuse(str("stages ", stage_one, " and ", stage_two, " ran the same operators and returned other tensors in ",
-                     "micro-batch ", in_step(micro_batch), kAdvice));
+                     "micro-batch ", micro_batch - first_, kAdvice));
   if (!ends_one && !ends_two && one[i].op == two[i].op)
     post_.refuse(str("stages ", stage_one, " and ", stage_two, " ran ", one[i].op, where, " with other arguments, ",
                      "or with gradients or autocast on in one of them", kAdvice));
@@ -438,6 +450,7 @@ void Mailbox::diverge(Lane& other, int64_t micro_batch, const std::string& text)
 bool Mailbox::is_under_way(const Lane& to, const Header& wanted) const {
   if (wanted.awaited == MessageKind::kToldOnce)
     return told_.contains({static_cast<uint64_t>(wanted.number), wanted.digest});
+  if (!is_forward(wanted.awaited)) return to.sent_aside.contains({wanted.awaited, wanted.micro_batch, wanted.number});
   const auto sent = to.sent.find(wanted.micro_batch);
   return sent != to.sent.end() && sent->second >= wanted.number;
 }
@@ -466,8 +479,8 @@ void Mailbox::check_waiting(const MessageName& name, int from) {
                             theirs.position == name.position && name.kind != MessageKind::kGradient;
     if (!is_at_same && !is_past(theirs.micro_batch, theirs.position, name)) continue;
     diverge(lane(other.stage), std::min(theirs.micro_batch, name.micro_batch),
-            str(wait_text(other.stage, in_step(theirs), post_.stage()), ", which has not sent it and waits for ",
-                text_of(in_step(name)), " from stage ", from));
+            str(wait_text(other.stage, in_step(theirs, first_), post_.stage()),
+                ", which has not sent it and waits for ", text_of(in_step(name, first_)), " from stage ", from));
   }
 }
 
@@ -507,7 +520,7 @@ void Mailbox::take(const Wait& wait) {
 /// What a stage does while it waits: looks for what ends the wait without the message.
 bool Mailbox::watch_wait(const Wait& wait, Clock::duration waited, bool& has_told) {
   const MessageName& name = wait.name;
-  const auto here = [&] { return wait_text(post_.stage(), in_step(name), wait.stage); };
+  const auto here = [&] { return wait_text(post_.stage(), in_step(name, first_), wait.stage); };
   if (post_.has_finished(wait.stage))
     post_.refuse(str(here(), ", which has finished the step without sending it", kAdvice));
   if (waited > post_.timeout())
@@ -554,7 +567,7 @@ bool Mailbox::await(const Wait& wait) {
     (void)post_.wait_until(is_over);
   } catch (const CommError& error) {
     if (error.code() == ErrorCode::kDiverged || error.code() == ErrorCode::kTimeout) throw;
-    throw CommError(error.code(), str(wait_text(post_.stage(), in_step(wait.name), wait.stage), ": ", error.what()));
+    throw CommError(error.code(), str(wait_text(post_.stage(), in_step(wait.name, first_), wait.stage), ": ", error.what()));
   }
   end_note();
   return wait.has_come();

@@ -98,8 +98,6 @@ class Mailbox final : private Post::Reader {
   /// other, which is told once in a step.
   bool await(const Wait& wait);
   bool has_stalled() const { return has_stalled_; }
-  /// The number of a micro-batch in its step, for people.
-  int64_t in_step(int64_t micro_batch) const { return micro_batch - first_; }
 
   /// Reads what has come, so that senders go on. Does not wait.
   void progress() { post_.look(); }
@@ -131,6 +129,7 @@ class Mailbox final : private Post::Reader {
     int64_t compared = 0;                 // micro-batches whose ends have come and were compared
     std::optional<Header> waiting = {};   // what it waits for, as far as is known
     std::map<int64_t, int64_t> sent = {};  // by micro-batch: the number of the last forward message
+    std::set<Key> sent_aside = {};
   };
   /// A micro-batch that this stage has ended.
   struct Record {
@@ -139,10 +138,6 @@ class Mailbox final : private Post::Reader {
     int left;  ///< other stages that were not compared with it
   };
 
-  MessageName in_step(MessageName name) const {
-    name.micro_batch = in_step(name.micro_batch);
-    return name;
-  }
   std::string sent_text(const Header& came) const;
   Lane& lane(int stage);
   void send(int stage, const MessageName& name, uint64_t digest, const at::Tensor& elements);
@@ -170,7 +165,7 @@ class Mailbox final : private Post::Reader {
   int64_t ended_below_ = -1;           // all micro-batches up to this one have ended,
   std::set<int64_t> ended_;            // and these
   int64_t ends_ = 0;                   // how many
-  int64_t first_ = 0;                  // the step's first one
+  int64_t first_ = 0;                  // the step's first one: errors count from it
   std::map<int64_t, const OperatorTrace*> followed_;  // by micro-batch whose forward pass has not ended
   std::set<SizesKey> told_;                           // by this stage
   ForwardTurns* turns_ = nullptr;

@@ -34,7 +34,7 @@ void MicroBatch::touch(const OperatorFacts& facts, const HomedArgument& one, boo
   carries_state = carries_state || is_of_another || (turn != lasting.turn && lasting.is_written);
   if (order != ForwardOrder::kTurns) return;
   bool is_late = is_of_another;
-  if (of_all != nullptr) {
+  if (of_all != nullptr && one.home.stage == own_stage) {
     LastingUse& use = (*of_all)[storage];
     is_late = is_late || use.writer > number || (is_written && use.reader > number);
     (is_written ? use.writer : use.reader) = number;

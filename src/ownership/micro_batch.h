@@ -60,7 +60,8 @@ struct MicroBatch {
     bool is_written = false;
   };
   std::unordered_map<const c10::StorageImpl*, Lasting> lasting = {};
-  LastingUses* of_all = nullptr;  ///< uses by all micro-batches of the step, on their stage
+  LastingUses* of_all = nullptr;  ///< uses of what is of this stage, by all micro-batches of the step
+  int own_stage = 0;
   bool has_root = false;  ///< backward begins somewhere, here or on another stage
   /// One tensor that the program returned.
   struct Output {

@@ -56,7 +56,8 @@ class Ownership::Impl {
   std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed, ForwardOrder order) {
     auto made = std::make_shared<MicroBatch>();
     made->number = number;
-    made->number_in_step = mailbox_.in_step(number);
+    made->number_in_step = number - first_;
+    last_ = number;
     made->seed = seed;
     made->order = order;
     made->turns = ownership::Turns(stages());
@@ -67,6 +68,7 @@ class Ownership::Impl {
 
   void enter(MicroBatch& micro_batch) {
     micro_batch.of_all = &lasting_;
+    micro_batch.own_stage = stage();
     if (pass_.running().micro_batch != nullptr)
       throw StateError("Ownership::Scope: another micro-batch's forward pass runs");
     pass_.exchange({.micro_batch = &micro_batch});
@@ -179,6 +181,7 @@ class Ownership::Impl {
   void finish() {
     mailbox_.finish();
     lasting_.clear();
+    first_ = last_ + 1;
   }
   void abort(const std::string& why) noexcept { mailbox_.abort(why); }
 
@@ -234,6 +237,7 @@ class Ownership::Impl {
   ownership::OwnershipPass pass_;
   ownership::LastingUses lasting_;  ///< of the step
   const InterceptScope scope_;
+  int64_t first_ = 0, last_ = -1;  ///< micro-batches of the step
 };
 
 Ownership::Ownership(Group& stages, c10::Device device) : impl_(std::make_unique<Impl>(stages, device)) {}

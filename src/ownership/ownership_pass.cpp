@@ -84,6 +84,24 @@ bool is_made_in(const MicroBatch& micro_batch, const at::Tensor& tensor, const H
   });
 }
 
+/// A tensor that a region writes and that its micro-batch has not made is written twice, on each stage that runs it
+/// again. `has_home`: the operator.
+void note_region_writes(MicroBatch& now, Homes& homes, const OperatorCall& call, const OperatorFacts& facts,
+                        bool has_home) {
+  for (size_t i = 0; i < call.arguments().size(); ++i) {
+    if (!writes(call, facts, i)) continue;
+    for_each_tensor(call.arguments()[i], [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || is_made_in(now, tensor, homes.find(tensor))) return;
+      if (!has_home)
+        throw StateError(str("smp: torch.utils.checkpoint: ", facts.name,
+                             " writes a tensor that every stage has and that was made outside of the function, which "
+                             "runs again on some stages alone, so that they would differ; write it outside of that "
+                             "function, or register it as a buffer of its module (persistent=True)"));
+      now.write_twice(facts);
+    });
+  }
+}
+
 }  // namespace
 
 void OwnershipPass::run(OperatorCall& call, Next next) {
@@ -108,7 +126,7 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
   }
   std::optional<Home> home = home_of(facts, homed, entered_.empty() ? std::nullopt : std::optional(entered_.back()));
   if (home && forced_) home->stage = *forced_;
-  if (facts.written != 0 && now.is_in_region()) note_region_writes(call, facts, home);
+  if (facts.written != 0 && now.is_in_region()) note_region_writes(now, homes_, call, facts, home.has_value());
   if (!home) return run_replicated(call, facts, homed, next);
   if (facts.view_of < 0) now.visit(facts, home->stage);
   if (home->stage == stage_)
@@ -179,24 +197,6 @@ void OwnershipPass::run_replicated(OperatorCall& call, const OperatorFacts& fact
     for (const auto& region : current_->regions)
       if (region->is_open) region->made.push_back(tensor.storage().getWeakStorageImpl());
   });
-}
-
-/// What a region writes besides what its micro-batch has made is written twice, on each stage that runs it again.
-/// `home`: of the operator.
-void OwnershipPass::note_region_writes(const OperatorCall& call, const OperatorFacts& facts,
-                                       const std::optional<Home>& home) {
-  for (size_t i = 0; i < call.arguments().size(); ++i) {
-    if (!writes(call, facts, i)) continue;
-    for_each_tensor(call.arguments()[i], [&](const at::Tensor& tensor) {
-      if (!tensor.defined() || is_made_in(*current_, tensor, homes_.find(tensor))) return;
-      if (!home)
-        throw StateError(str("smp: torch.utils.checkpoint: ", facts.name,
-                             " writes a tensor that every stage has and that was made outside of the function, which "
-                             "runs again on some stages alone, so that they would differ; write it outside of that "
-                             "function, or register it as a buffer of its module (persistent=True)"));
-      current_->write_twice(facts);
-    });
-  }
 }
 
 // --- operators of this stage ---------------------------------------------------------------------------------------

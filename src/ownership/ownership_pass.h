@@ -75,7 +75,6 @@ class OwnershipPass final : public Pass {
   const OperatorFacts& facts_of(const OperatorCall& call);
   bool tells_each(const OperatorFacts& facts, const OperatorCall& call) const;
   Home born(const Home& home) const;
-  void note_region_writes(const OperatorCall& call, const OperatorFacts& facts, const std::optional<Home>& home);
 
   void run_replicated(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed, const Next& next);
   void run_own(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed, const Home& home,

@@ -34,7 +34,7 @@ struct Region {
   /// Numbers that the program read.
   using Numbers = std::vector<c10::IValue>;
   std::vector<std::variant<Value, ToldCall, Numbers>> received = {};
-  /// What operators of every stage have made in the first run, without its bytes.
+  /// Storages that operators of every stage have made in the first run, without their bytes.
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made = {};
   bool is_open = true;     ///< its first run has not ended
   bool is_second = false;  ///< it began in another region's second run, so that it has no journal

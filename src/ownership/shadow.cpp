@@ -25,9 +25,11 @@ struct StubNode final : torch::autograd::Node {
   std::string name() const override { return "TriremeOtherStage"; }
 };
 
+std::string place_text(int stage, const std::string& name) { return str("'", name, "' is on stage ", stage); }
+
 std::string text_of(int stage, const std::string& name) {
   if (!name.empty())
-    return str("'", name, "' is on stage ", stage,
+    return str(place_text(stage, name),
                ": inside of a step function every stage may use it in operators, elsewhere stage ", stage,
                " alone; local_parameters() and local_buffers() are what this stage has");
   return str("this tensor was computed by stage ", stage,
@@ -67,10 +69,17 @@ void make_remote(const at::Tensor& tensor, const Home& home, const std::string& 
                          text_of(home.stage, name));
 }
 
-const Home* remote_home(c10::StorageImpl& storage) noexcept {
+namespace {
+const RemoteStorage* remote_owner(c10::StorageImpl& storage) noexcept {
   ManagedStorage* const owner = StorageHandle::owner_of(storage);
   if (owner == nullptr || typeid(*owner) != typeid(RemoteStorage)) return nullptr;
-  return &static_cast<RemoteStorage*>(owner)->home();
+  return static_cast<const RemoteStorage*>(owner);
+}
+}  // namespace
+
+const Home* remote_home(c10::StorageImpl& storage) noexcept {
+  const RemoteStorage* const owner = remote_owner(storage);
+  return owner != nullptr ? &owner->home() : nullptr;
 }
 
 NodePtr make_stub(const std::vector<at::Tensor>& arguments) {
@@ -86,3 +95,14 @@ void note_write(const at::Tensor& shadow, const std::vector<at::Tensor>& argumen
 }
 
 }  // namespace trireme::ownership
+
+namespace trireme {
+
+std::optional<std::string> elsewhere(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return std::nullopt;
+  const auto* const owner = ownership::remote_owner(*tensor.storage().unsafeGetStorageImpl());
+  if (owner == nullptr) return std::nullopt;
+  return ownership::place_text(owner->home().stage, owner->name());
+}
+
+}  // namespace trireme

@@ -20,6 +20,7 @@ class RemoteStorage final : public ManagedStorage {
   /// `name`: of a parameter or buffer; empty: a result.
   RemoteStorage(const Home& home, std::string name) : home_(home), name_(std::move(name)) {}
   const Home& home() const { return home_; }
+  const std::string& name() const { return name_; }
   /// Throws StateError: what to do instead.
   void before_access(Access access) override;
 

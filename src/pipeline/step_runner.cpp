@@ -163,8 +163,10 @@ class StepRunner::Impl {
   ForwardOrder order_of(const Known* known) const {
     if (known == nullptr || stages_->size() == 1 || options_.pipeline == kSequential || known->writes_twice)
       return ForwardOrder::kOneByOne;
-    if (known->is_line()) return ForwardOrder::kAhead;
-    return known->carries_state || !may_take_turns_ ? ForwardOrder::kOneByOne : ForwardOrder::kTurns;
+    const bool may_take_turns = !known->carries_state && may_take_turns_;
+    // A program that reads values may come back to a stage by them.
+    if (known->is_line() && !(known->reads_values && may_take_turns)) return ForwardOrder::kAhead;
+    return may_take_turns ? ForwardOrder::kTurns : ForwardOrder::kOneByOne;
   }
 
   /// At most how many micro-batches are open at once on a stage.
@@ -271,8 +273,9 @@ class StepRunner::Impl {
       log(LogLevel::kInfo, str("smp: a function that torch.utils.checkpoint runs writes tensors that outlive the step, "
                                "as batch norm its statistics, and does so again in the backward pass, so ", instead));
     else if (order == ForwardOrder::kTurns)
-      log(LogLevel::kInfo, str("smp: a stage needs what a later one has computed (turns of stages: ", path,
-                               "), so micro-batches take turns on a stage, each forward pass in a thread of its own"));
+      log(LogLevel::kInfo, str("smp: a stage needs what a later one has computed, or may need it by values (turns of "
+                               "stages: ", path, "), so micro-batches take turns on a stage, each forward pass in a "
+                               "thread of its own"));
     else if (known.carries_state)
       log(LogLevel::kInfo, str("smp: a stage needs what a later one has computed (turns of stages: ", path,
                                "), and uses tensors that other micro-batches write, so ", instead));

@@ -141,6 +141,7 @@ void bind_step_engine(py::module_& module) {
           "divide_gradients_by",
           [](OwnedEngine& self, std::optional<int64_t> divisor) { self.divide_gradients_by(divisor); },
           py::arg("divisor"))
+      .def("keep_buffers_apart", [](OwnedEngine& self) { self.keep_buffers_apart(); })
       .def("home_of",
            [](const OwnedEngine& self, const at::Tensor& tensor) -> std::optional<int> {
              const auto home = self.home_of(tensor);

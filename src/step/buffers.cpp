@@ -56,7 +56,7 @@ Buffers::Buffers(Group& group, c10::Device device, Source source, IsPart is_part
 }
 
 void Buffers::follow_rank_0() {
-  if (group_.size() == 1) return;
+  if (group_.size() == 1 || are_apart_) return;
   const SubjectScope subject("buffers");
   const std::vector<NamedBuffer> present = source_();
   refuse_parts(present);

@@ -205,7 +205,94 @@ class Programs(Case):
         self.assertEqual(found[2:], ["interleaved", [0, 1]])
 
 
+class Updates(Case):
+    def test_adagrad_has_the_bits_of_torchs_fused_one(self):
+        """Its default differs from that in the last bit, which this model makes 3e-5 of in four steps."""
+        found, expected = self.ran(2, """
+    import copy
+    begin()
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.up, self.norm, self.down = nn.Embedding(12, 8), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)
+        def forward(self, x, y):
+            h = self.norm(F.relu(self.up(self.embedding(x))))
+            return F.cross_entropy(torch.tanh(self.down(h)) @ self.embedding.weight.t(), y)
+    net = Net()
+    other, batches = copy.deepcopy(net), [(torch.randint(12, (8,)), torch.randint(12, (8,))) for _ in range(4)]
+    updates = torch.optim.Adagrad(other.parameters(), lr=0.1, fused=True)
+    for batch in batches:
+        updates.zero_grad()
+        for parts in zip(*(tensor.chunk(MICRO_BATCHES) for tensor in batch)):
+            (other(*parts) / MICRO_BATCHES).backward()
+        updates.step()
+    result = [trained(net, batches, lambda parameters: torch.optim.Adagrad(parameters, lr=0.1), steps=4)[1], {name: bits(value) for name, value in other.state_dict().items()}]
+""")
+        self.assertEqual(found, expected)
+
+
+class Buffers(Case):
+    def test_of_data_parallel_ranks_are_their_own_or_rank_0s(self):
+        for partitions, ranks in ((1, 2), (2, 4)):
+            for shares in (True, False):
+                with self.subTest(partitions=partitions, shares=shares):
+                    found = self.ran(ranks, f"""
+    begin(partitions={partitions}, ddp=True)
+    net = Cnn()
+    model = smp.DistributedModel(net, broadcast_buffers={shares})
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.125))
+    train_step = stepping(model)
+    torch.manual_seed(7 + smp.rdp_rank())
+    for batch in cnn_batches(2):
+        optimizer.zero_grad()
+        train_step(*batch)
+        optimizer.step()
+    names = [name for name, _ in net.named_buffers()]
+    whole = model.state_dict()
+    part = [{{name: bits(whole[name]) for name in names}}, {{name: bits(whole[name]) for name in whole if name not in names}}]
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps([smp.rdp_rank(), part]))]
+""")
+                    by_copy = {copy: part for copy, part in found}
+                    self.assertEqual(by_copy[0][1], by_copy[1][1])
+                    different = {name for name, value in by_copy[0][0].items() if by_copy[1][0][name] != value}
+                    self.assertEqual(different, set() if shares else {"norm1.running_mean", "norm1.running_var", "norm2.running_mean", "norm2.running_var"})
+
+    def test_the_option_is_compared(self):
+        found = self.ran(2, """
+    begin(partitions=1, ddp=True)
+    texts = [told(lambda: smp.DistributedModel(Cnn(), broadcast_buffers=smp.rank() == 0)), told(lambda: smp.DistributedModel(Cnn(), broadcast_buffers=2))]
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps(texts))]
+""")
+        for rank, (text, other) in enumerate(found):
+            self.assertEqual(text, f"ConfigError: smp.DistributedModel: the ranks' configurations differ in `broadcast_buffers` (here {rank == 0}); give every rank the same")
+            self.assertIn("broadcast_buffers=2): expected True or False", other)
+
+
 class Faults(Case):
+    def test_a_gradient_that_another_stage_has_or_none(self):
+        found = self.ran(2, """
+    begin(auto_partition=False, default_partition=0)
+    net = Mlp()
+    for index in (5, 7):
+        smp.set_partition(net.layers[index], 1)
+    model = smp.DistributedModel(net)
+    @smp.step
+    def train_step(x, y):
+        early = model.get_module().layers[:4](x)
+        model.backward(early.square().mean())
+    x, y = mlp_batches()[0]
+    train_step(x, y)
+    texts = [told(lambda: str(safe_get_full_grad(net.layers[index].weight) is not None)) for index in (0, 7)]
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps(texts))]
+""")
+        (own, other), (first, none) = found
+        self.assertEqual(own, "True")
+        for text, name, stage in ((other, "layers.7.weight", 1), (first, "layers.0.weight", 0)):
+            self.assertEqual(text, f"StateError: safe_get_full_grad: parameter '{name}' is on stage {stage}, which has its gradient and its states: every rank of that "
+                                   "stage calls it there, of model.local_parameters()")
+        self.assertIn("no parameter that this rank trains has a gradient since the last step", none)
+        self.assertIn("between the step function and optimizer.step(), and not on a stage whose parameters the loss does not need", none)
+
     _TOLD = """
     begin()
     model = smp.DistributedModel(Mlp())
@@ -335,7 +422,6 @@ class Faults(Case):
                 ["closure", told(lambda: optimizer.step(lambda: 1.0))]]
     for name in ("trace_execution_times", "trace_memory_usage"):
         refused.append([name, told(lambda: smp.DistributedModel(Mlp(), **{name: True}))])
-    refused.append(["broadcast_buffers", told(lambda: smp.DistributedModel(Mlp(), broadcast_buffers=False))])
     for module in (torch.jit.script(nn.Linear(2, 2)), torch.compile(nn.Linear(2, 2)), nn.DataParallel(nn.Linear(2, 2)), nn.Linear(2, 2, device="meta"), model):
         refused.append(["wrap", told(lambda: smp.DistributedModel(module))])
     is_same = model.to("cpu") is model is model.cuda()
@@ -350,8 +436,9 @@ class Faults(Case):
                 self.assertTrue("not there yet" in text, (name, text))
 
     def test_what_a_step_function_may_not_do_is_refused_by_name(self):
-        for call, part in (("torch.autograd.grad(loss, x)", "torch.autograd.grad() inside of a step function is not there yet"),
-                           ("model.backward(loss, create_graph=True)", "create_graph=True) is not there yet"), ("loss.backward(inputs=[x])", "backward(inputs=…) is not there yet"),
+        for call, part in (("torch.autograd.grad(loss, x)", "torch.autograd.grad() inside of a step function is not there yet: gradients are there when the "),
+                           ("model.backward(loss, create_graph=True)", "backward(): create_graph=True is not there yet: gradients are there when the forward pass of the micro-batch has ended"),
+                           ("loss.backward(create_graph=True)", "backward(): create_graph=True is not there yet: gradients are there when"), ("loss.backward(inputs=[x])", "backward(inputs=…) is not there yet: one backward pass for each micro-batch"),
                            ("torch.func.vmap(lambda row: row * 2)(loss[None])", "a transform of torch.func (vmap, grad, jvp) of a tensor of stage 1 is not there yet"),
                            ("train_step(x, y)", "called inside of another step function"), ("loss.is_shared()", "None")):
             with self.subTest(call):

@@ -25,8 +25,8 @@ PROGRAMS = """
                 elif kind == "mul": y = a * torch.sigmoid(b)
                 elif kind == "cat": y = torch.cat([a[:, :3], b[:, 3:]], 1)
                 elif kind == "dropout": y = F.dropout(a, 0.3, self.training)
-                elif kind == "item":  # a branch to another stage now and then is refused but one by one
-                    y = a * 1.5 if a.mean().item() > float(b.detach().mean()) else layer(a) if smp.state.cfg.pipeline == "sequential" else a * 0.5
+                elif kind == "item":  # a branch to another stage now and then
+                    y = a * 1.5 if a.mean().item() > float(b.detach().mean()) else layer(a) if one < 0.7 or smp.state.cfg.pipeline == "sequential" else a * 0.5
                 elif kind == "mask": y = torch.where(a > b, a, b * 0.5)
                 elif kind == "write":
                     y = a * 1.0

@@ -183,7 +183,7 @@ class Bits(Case):
 
 
 class Written(Case):
-    """What the function writes besides its results is written twice, in one process's order."""
+    """Tensors that the function writes besides its results are written twice, in one process's order."""
 
     _NORM = """
     class Normed(Mlp):
@@ -361,7 +361,7 @@ class Refused(Case):
             self.assertIn("the function ran aten::tanh in the backward pass of micro-batch 0 as its operator 0 where it had run aten::exp in the forward pass", text)
 
     def test_a_function_that_runs_otherwise_in_a_later_step(self):
-        """By what its second run has changed, so that stages, which run it again at other times, differ."""
+        """Its second run changes what it reads, and stages run it again at other times."""
         found = self.ran(2, _LAYERS + """
     class Parts(Mlp):
         def part(self, h):

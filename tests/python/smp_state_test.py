@@ -489,6 +489,30 @@ class Files(Case):
 
 
 class Messages(Case):
+    def test_process_groups_are_torchs(self):
+        for ranks, backend in ((1, "gloo"), (4, "gloo"), (4, "cpu:gloo")):
+            with self.subTest(ranks=ranks, backend=backend):
+                found = self.ran(ranks, f"""
+    import torch.distributed as dist
+    if {backend!r} != "gloo":
+        dist.init_process_group({backend!r})
+    begin(partitions={min(ranks, 2)}, ddp=True)
+    part = []
+    for kind in ("mp", "pp", "rdp", "dp", "tp", "world"):
+        group = getattr(smp, f"get_{{kind}}_process_group")()
+        expected = list(range(smp.size())) if kind == "world" else getattr(smp, f"get_{{kind}}_group")()
+        total = torch.tensor([10 ** smp.rank()])
+        dist.all_reduce(total, group=group)
+        part.append([dist.get_process_group_ranks(group) == expected, total.item() == sum(10 ** rank for rank in expected), dist.get_backend(group) == dist.get_backend()])
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps(part))]
+    dist.barrier()
+    dist.destroy_process_group()
+    text = told(smp.get_dp_process_group)
+    result.append(text)
+""")
+                self.assertEqual(found[:-1], [[[True, True, True]] * 6] * ranks)
+                self.assertEqual(found[-1], "StateError: smp.get_dp_process_group(): torch.distributed was taken down; leave out destroy_process_group() until the program ends")
+
     def test_objects_from_rank_to_rank(self):
         found = self.ran(4, """
     begin(partitions=2, ddp=True)

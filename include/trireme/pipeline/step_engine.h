@@ -68,6 +68,8 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
   void set_optimizer(const OptimizerChoice& choice) { training().set_optimizer(choice); }
   /// As TrainStep::divide_gradients_by().
   void divide_gradients_by(std::optional<int64_t> divisor) { training().step().divide_gradients_by(divisor); }
+  /// As Buffers::keep_apart(), over the ranks that have a stage.
+  void keep_buffers_apart() { training().buffers().keep_apart(); }
   /// As Ownership's.
   void enter(int stage) { ownership->enter(stage); }
   void leave() { ownership->leave(); }

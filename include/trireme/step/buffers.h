@@ -36,6 +36,9 @@ class Buffers {
   ///           broadcast. On a device just the broadcast, so that the host does not wait for it.
   void follow_rank_0();
 
+  /// Ranks keep the values that they have from here on: follow_rank_0() does nothing. To call on all of them.
+  void keep_apart() { are_apart_ = true; }
+
   std::vector<NamedBuffer> all() const { return source_(); }
   /// Whole buffers, as they are saved and loaded.
   std::vector<TensorSlice> slices() const;
@@ -58,6 +61,7 @@ class Buffers {
   std::vector<int64_t> known_;   ///< signatures of this rank's buffers when ranks last agreed
   std::vector<int64_t> agreed_;  ///< of these, those that all ranks have, in rank 0's order
   bool has_told_ = false;
+  bool are_apart_ = false;
   /// Hashes of the values that all ranks last agreed on, by agreed_. Version counters would be cheaper, but batch_norm
   /// writes its running statistics without counting.
   std::vector<int64_t> fingerprints_;

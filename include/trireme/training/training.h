@@ -74,6 +74,7 @@ class Training {
   Pager& pager() const;  ///< throws StateError after destroy()
   /// The object that runs backward passes and steps, with their counters.
   TrainStep& step() const { return *step_; }
+  Buffers& buffers() const { return *buffers_; }
   const OperatorPasses& passes() const { return passes_; }  ///< none after destroy()
   /// By weights and states of this rank on disk, in gathers and updates; zeros: there are none.
   DiskUse disk_use() const;

@@ -21,6 +21,7 @@ class StepEngine(Engine):
     homes           {name: stage} of every parameter and persistent buffer, under its first name
     sums            whether gradients are summed over micro-batches, rather than averaged
     calls_per_step  step functions that run between two steps of the optimizer
+    own_buffers     whether buffers stay each data-parallel rank's own, after they were rank 0's once
     """
 
     _knows_micro_batch = False
@@ -28,7 +29,7 @@ class StepEngine(Engine):
     clips_otherwise = "gradients of an smp.DistributedModel are not in .grad; call optimizer.clip_master_grads(max_norm), which takes the norm of the whole model"
     steps_otherwise = "gradients of an smp.DistributedModel are not in .grad, so it would change nothing; give it to smp.DistributedOptimizer()"
 
-    def __init__(self, module, homes, *, sums=False, calls_per_step=1):
+    def __init__(self, module, homes, *, sums=False, calls_per_step=1, own_buffers=False):
         self.homes = _under_all_names(module, homes)
         self._pending = 0  # step functions with a backward pass since gradients were dropped or taken
         self._counted = 0  # gradients that these have given
@@ -40,6 +41,8 @@ class StepEngine(Engine):
                          unmanaged=[parameter for name, parameter in module.named_parameters() if self.homes[name] != ranks.pp_rank()])
         if sums or calls_per_step > 1:
             self.core.divide_gradients_by(1 if sums else micro_batches)
+        if own_buffers:
+            self.core.keep_buffers_apart()
 
     _stages = property(lambda self: ranks.pp_size())
     stage = property(lambda self: self.core.stage, doc="This rank's.")

@@ -9,6 +9,12 @@ from ..patches import Patches, Wrapped
 from . import gradients, program, trace
 
 
+def no_graph(call):
+    """The text of an error: a graph of gradients is asked for."""
+    return (f"{call}: create_graph=True is not there yet: gradients are there when the forward pass of the micro-batch has ended, on each stage those of its own part, so "
+            "that nothing can be computed from them in the step function; leave it out")
+
+
 def _backward(original):
     """`loss.backward()` comes here, too."""
     def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, grad_variables=None, inputs=None):
@@ -17,7 +23,8 @@ def _backward(original):
         if (running := program.running()) is None:
             return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
         if inputs is not None:
-            raise UnsupportedError(f"{running.name}: backward(inputs=…) is not there yet; leave it out, and freeze parameters by requires_grad_(False)")
+            raise UnsupportedError(f"{running.name}: backward(inputs=…) is not there yet: one backward pass for each micro-batch goes to all parameters; leave it out, and "
+                                   "freeze parameters by requires_grad_(False)")
         program.model(running.name).backward(tensors, grad_variables if grad_tensors is None else grad_tensors, retain_graph, create_graph)
         return None
 
@@ -26,9 +33,9 @@ def _backward(original):
 
 def _grad(original):
     def grad(*args, **kwargs):
-        if (running := program.running()) is not None:
-            raise UnsupportedError(f"{running.name}: torch.autograd.grad() inside of a step function is not there yet; call model.backward(loss), which runs when the "
-                                   "forward pass has ended")
+        if (running := program.running()) is not None or trace.is_tracing():
+            raise UnsupportedError(f"{running.name if running else 'smp.step'}: torch.autograd.grad() inside of a step function is not there yet: gradients are there when the "
+                                   "forward pass of the micro-batch has ended; call model.backward(loss), and read them by safe_get_full_grad() after the step function")
         return original(*args, **kwargs)
 
     return grad

@@ -13,6 +13,7 @@ from . import ranks
 from .config import state
 
 _groups = {}  # torch.distributed's, by their ranks
+_of_programs = {}  # those of its own backend, where that is another
 
 
 class _Trust:
@@ -229,11 +230,55 @@ def _barrier(members):
 
 
 def make_groups():
-    """The groups of this rank, on the host. Collective over the world, since torch names a group by how many a rank has
-    made before."""
+    """The groups of this rank, on the host, and for programs of torch.distributed's own backend. Collective over the
+    world, since torch names a group by how many a rank has made before."""
+    own_backend = dist.get_backend()
     for members in (tuple(of_kind()) for of_kind in _MEMBERS.values()):
-        if len(members) > 1 and members not in _groups:
-            _groups[members] = dist.new_group(members, backend="gloo", use_local_synchronization=True, timeout=world_ranks.TIMEOUT)
+        if members in _groups or ranks.size() == 1:
+            continue
+        _groups[members] = dist.new_group(members, backend="gloo", use_local_synchronization=True, timeout=world_ranks.TIMEOUT)
+        if own_backend != "gloo" and len(members) < ranks.size():
+            _of_programs[members] = dist.new_group(members, use_local_synchronization=True, timeout=world_ranks.TIMEOUT)
+
+
+def _process_group(call, members):
+    """torch.distributed's group of these ranks, for the program's own collectives."""
+    members = tuple(members)
+    if not dist.is_initialized():
+        raise StateError(f"smp.{call}: torch.distributed was taken down; leave out destroy_process_group() until the program ends")
+    if len(members) == ranks.size():
+        return dist.group.WORLD
+    return _of_programs.get(members) or _groups[members]
+
+
+def get_world_process_group():
+    """torch.distributed's group of all ranks."""
+    return _process_group("get_world_process_group()", range(ranks.size()))
+
+
+def get_pp_process_group():
+    """torch.distributed's group of the stages of this copy of the model."""
+    return _process_group("get_pp_process_group()", ranks.get_pp_group())
+
+
+def get_tp_process_group():
+    """torch.distributed's group of the ranks that have slices of the same layers."""
+    return _process_group("get_tp_process_group()", ranks.get_tp_group())
+
+
+def get_rdp_process_group():
+    """torch.distributed's group of the ranks that have the same parameters."""
+    return _process_group("get_rdp_process_group()", ranks.get_rdp_group())
+
+
+def get_mp_process_group():
+    """torch.distributed's group of the ranks that have one copy of the model together."""
+    return _process_group("get_mp_process_group()", ranks.get_mp_group())
+
+
+def get_dp_process_group():
+    """torch.distributed's group of the ranks of this stage, which take different samples."""
+    return _process_group("get_dp_process_group()", ranks.get_dp_group())
 
 
 def _group_of(members):

@@ -8,6 +8,7 @@ import sys
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from .. import agreement
 from .. import ranks as world_ranks
 from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
 from ..log import logger
@@ -46,6 +47,8 @@ class DistributedModel(torch.nn.Module):
     average_grads_across_microbatches   False: gradients are the sum over micro-batches
     backward_passes_per_step            step functions that run between two steps of the optimizer; their gradients are
                                         added up
+    broadcast_buffers                   False: buffers, as batch norm's statistics, are rank 0's only at the start; else
+                                        after each step
     overlapping_allreduce, bucket_cap_mb, gradient_as_bucket_view, find_unused_parameters: accepted; the library decides
 
     Raises  UnsupportedError: an option or a model that is not there yet.
@@ -57,17 +60,19 @@ class DistributedModel(torch.nn.Module):
         _check_module(module)
         if trace_device not in ("gpu", "cpu"):
             raise ConfigError(f"smp.DistributedModel(trace_device={trace_device!r}): expected \"gpu\" or \"cpu\"")
-        for name, value, default in (("trace_execution_times", trace_execution_times, False), ("trace_memory_usage", trace_memory_usage, False),
-                                     ("broadcast_buffers", broadcast_buffers, True)):
-            if value is not default:
+        for name, value in (("trace_execution_times", trace_execution_times), ("trace_memory_usage", trace_memory_usage)):
+            if value is not False:
                 raise UnsupportedError(f"smp.DistributedModel({name}={value!r}) is not there yet; leave it out")
         if not isinstance(backward_passes_per_step, int) or isinstance(backward_passes_per_step, bool) or backward_passes_per_step < 1:
             raise ConfigError(f"smp.DistributedModel(backward_passes_per_step={backward_passes_per_step!r}): expected a whole number of 1 or more")
+        if not isinstance(broadcast_buffers, bool):
+            raise ConfigError(f"smp.DistributedModel(broadcast_buffers={broadcast_buffers!r}): expected True or False")
         if (overlapping_allreduce, bucket_cap_mb, gradient_as_bucket_view, find_unused_parameters) != (True, 25, False, False):
             logger.info("smp.DistributedModel: overlapping_allreduce, bucket_cap_mb, gradient_as_bucket_view and find_unused_parameters change nothing: gradients are "
                         "reduced as they become final, and unused parameters are found")
         self.module = module
-        self._options = {"sums": not average_grads_across_microbatches, "calls_per_step": backward_passes_per_step}
+        self._options = {"sums": not average_grads_across_microbatches, "calls_per_step": backward_passes_per_step, "own_buffers": not broadcast_buffers}
+        agreement.check(state.world, {"broadcast_buffers": broadcast_buffers}, "smp.DistributedModel")
         self._after_partition, self._after_step = collections.OrderedDict(), collections.OrderedDict()
         self.__dict__["_engine"] = None  # not one of the model's modules
         self._is_plain = False  # cpu() has been called
@@ -150,7 +155,7 @@ class DistributedModel(torch.nn.Module):
         if trace.is_tracing():
             return  # which has no backward pass; the step has
         if create_graph:
-            raise UnsupportedError("DistributedModel.backward(create_graph=True) is not there yet; leave it out")
+            raise UnsupportedError(inside.no_graph("DistributedModel.backward()"))
         if program.running() is None:
             raise StateError("DistributedModel.backward(): a call outside of a @smp.step function; put the forward pass and this call into one")
         engine = self.engine("DistributedModel.backward()")
