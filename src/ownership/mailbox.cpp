@@ -487,7 +487,7 @@ void Mailbox::check_waiting(const MessageName& name, int from) {
 /// Whether every other stage has said that it waits, and not for what this one has sent.
 bool Mailbox::do_all_wait() const {
   return std::ranges::all_of(lanes_, [&](const Lane& other) {
-    if (other.stage == post_.stage()) return true;
+    if (other.stage == post_.stage() || post_.has_finished(other.stage)) return true;
     return other.waiting && (other.waiting->awaited_from != post_.stage() || !is_under_way(other, *other.waiting));
   });
 }
@@ -527,6 +527,7 @@ bool Mailbox::watch_wait(const Wait& wait, Clock::duration waited, bool& has_tol
     post_.refuse(str(here(), ", and nothing has come for ",
                      std::chrono::duration_cast<std::chrono::seconds>(waited).count(), " s"),
                  ErrorCode::kTimeout);
+  if (name.kind == MessageKind::kFinished) return false;  // nobody reads any more what this stage sends
   const bool is_watched = turns_ != nullptr || name.kind == MessageKind::kToldOnce ||
                           (is_forward(name.kind) && name.kind != MessageKind::kEnd);
   if (waited < kPatience || !is_watched) return false;
