@@ -35,6 +35,7 @@ struct MicroBatch {
   uint64_t seed = 0;
   ForwardOrder order = ForwardOrder::kOneByOne;
   Turns turns = Turns(1);
+  bool measures = false;  ///< what turns spend
   Pieces pieces = {};
   Transfers transfers = {};
   int64_t position = 0;  ///< operators so far

@@ -53,13 +53,14 @@ class Ownership::Impl {
     return home != nullptr ? std::optional(*home) : std::nullopt;
   }
 
-  std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed, ForwardOrder order) {
+  std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed, ForwardOrder order, bool measures) {
     auto made = std::make_shared<MicroBatch>();
     made->number = number;
     made->number_in_step = number - first_;
     last_ = number;
     made->seed = seed;
     made->order = order;
+    made->measures = measures;
     made->turns = ownership::Turns(stages());
     made->sent.assign(stages(), 0);
     made->received.assign(stages(), 0);
@@ -247,8 +248,9 @@ int Ownership::stage() const { return impl_->stage(); }
 int Ownership::stages() const { return impl_->stages(); }
 void Ownership::own(const at::Tensor& tensor, int stage, const std::string& name) { impl_->own(tensor, stage, name); }
 std::optional<Home> Ownership::home_of(const at::Tensor& tensor) const { return impl_->home_of(tensor); }
-std::shared_ptr<Ownership::MicroBatch> Ownership::begin(int64_t number, uint64_t seed, ForwardOrder order) {
-  return impl_->begin(number, seed, order);
+std::shared_ptr<Ownership::MicroBatch> Ownership::begin(int64_t number, uint64_t seed, ForwardOrder order,
+                                                            bool measures) {
+  return impl_->begin(number, seed, order, measures);
 }
 Ownership::Scope::Scope(Ownership& ownership, MicroBatch& micro_batch)
     : ownership_(ownership), micro_batch_(micro_batch) {
@@ -303,6 +305,7 @@ bool Ownership::comes_back(const MicroBatch& micro_batch) const { return micro_b
 bool Ownership::writes_twice(const MicroBatch& micro_batch) const { return micro_batch.writes_twice; }
 const std::vector<int>& Ownership::visits(const MicroBatch& micro_batch) const { return micro_batch.visits; }
 std::vector<int> Ownership::turns(const MicroBatch& micro_batch) const { return micro_batch.turns.order(); }
+std::vector<double> Ownership::turn_costs(const MicroBatch& micro_batch) const { return micro_batch.turns.costs(); }
 bool Ownership::carries_state(const MicroBatch& micro_batch) const { return micro_batch.carries_state; }
 bool Ownership::writes_lasting(const MicroBatch& micro_batch) const { return micro_batch.writes_lasting; }
 bool Ownership::reads_values(const MicroBatch& micro_batch) const { return micro_batch.reads_values; }

@@ -135,6 +135,19 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
     run_remote(call, facts, homed, *home, next);
 }
 
+/// By the sizes of the arguments, which every stage has.
+void OwnershipPass::measure(const OperatorCall& call, int stage) {
+  constexpr double kPerElement = 10;  // multiply-adds in the time in which an element is read or written
+  double cost = 0;
+  for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) {
+    if (tensor.defined()) cost += kPerElement * static_cast<double>(tensor.numel());
+  });
+  const OperatorRow* const row = cost_of(call.op) == OperatorCost::kCheap ? nullptr : rows_(call.op);
+  if (row != nullptr && row->row != nullptr && row->makes_activations)
+    cost = std::max(cost, row->row(RowCall(call.op, call.arguments())).multiply_adds());
+  current_->turns.spend(stage, cost);
+}
+
 /// What is older than the micro-batch, in the turn in which the operator has all that it needs. Parameters that are read
 /// are the same for all of them.
 void OwnershipPass::touch_lasting(const OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed) {
@@ -211,6 +224,7 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   const ToldCall* const known = tells ? nullptr : told_.find(key);
   const bool uses = facts.view_of < 0 || !is_view(call, facts, known, next);
   const Replacements replaced = bring(call, facts, homed, uses, next);
+  if (current_->measures) measure(call, stage_);
   const ArgumentTensors tensors(call.arguments());
   const bool may_follow = current_->transfers.has_any() && at::GradMode::is_enabled();
   std::vector<c10::IValue> arguments;
@@ -440,6 +454,7 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
       exchange_.use(call, facts, is_written(call, one) ? with_base(*one.tensor) : *one.tensor, one.home.stage,
                     home.stage, next);
   touch_lasting(call, facts, homed);
+  if (current_->measures) measure(call, home.stage);
   if (facts.reads_nothing) return call.op.redispatchBoxed(call.keys, &call.stack);
   if (facts.gives_values) {
     std::vector<c10::IValue> values = exchange_.hear_values(facts, home.stage);

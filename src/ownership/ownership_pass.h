@@ -16,6 +16,7 @@
 #include "ownership/micro_batch.h"
 #include "ownership/sizes.h"
 #include "trireme/intercept.h"
+#include "trireme/operators/row.h"
 #include "trireme/ownership/ownership.h"
 
 namespace trireme::ownership {
@@ -69,6 +70,7 @@ class OwnershipPass final : public Pass {
     bool is_received = false;
   };
   using Replacements = c10::SmallVector<Replaced, 2>;
+  void measure(const OperatorCall& call, int stage);
   void touch_lasting(const OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed);
   void check_second_run(const OperatorCall& call);
   void seed(OperatorCall& call, const OperatorFacts& facts);
@@ -108,6 +110,7 @@ class OwnershipPass final : public Pass {
   Homes homes_;
   ToldCalls told_;
   ska::flat_hash_map<c10::OperatorHandle, std::unique_ptr<const OperatorFacts>> facts_;
+  OperatorRows rows_;
   MicroBatch* current_ = nullptr;
   bool is_backward_ = false;
   std::vector<int> entered_;   ///< stages of the modules around the operator

@@ -26,16 +26,23 @@ bool Turns::message(int from, int to) {
 }
 
 // What a turn sends it sends after all that it has received.
-std::vector<int> Turns::order() const {
+std::vector<Turns::Turn> Turns::in_order() const {
   std::vector<Turn> turns = turns_;
   std::ranges::stable_sort(turns, {}, &Turn::received_last);
+  return turns;
+}
+
+std::vector<int> Turns::order() const {
   std::vector<int> stages;
-  for (const Turn& turn : turns) stages.push_back(turn.stage);
+  for (const Turn& turn : in_order()) stages.push_back(turn.stage);
   return stages;
 }
 
-bool Turns::is_line() const {
-  return turns_.size() == stages_.size() && std::ranges::is_sorted(order());
+std::vector<double> Turns::costs() const {
+  std::vector<double> costs;
+  for (const Turn& turn : in_order()) costs.push_back(turn.cost);
+  return costs;
 }
+
 
 }  // namespace trireme::ownership

@@ -15,13 +15,15 @@ class Turns {
 
   /// Something goes from one stage to another. Returns whether `to` begins another turn by it.
   bool message(int from, int to);
+  /// A stage computes so much, in any one unit, in the turn that it is in.
+  void spend(int stage, double cost) { turns_[stages_[stage].turn].cost += cost; }
   /// The number of the turn that a stage is in, from 0 on.
   int number(int stage) const { return stages_[stage].count - 1; }
   int count(int stage) const { return stages_[stage].count; }
   /// The stages of all turns, each after those that it needs. A stage's first turn is there in any case.
   std::vector<int> order() const;
-  /// Whether no stage waits for a later one: each has one turn.
-  bool is_line() const;
+  /// What they spent, in the same order.
+  std::vector<double> costs() const;
 
  private:
   struct Stage {
@@ -32,7 +34,10 @@ class Turns {
   struct Turn {
     int stage;
     int64_t received_last = 0;  ///< by the count of all messages; 0: nothing
+    double cost = 0;
   };
+  std::vector<Turn> in_order() const;
+
   std::vector<Stage> stages_;
   std::vector<Turn> turns_;
   int64_t messages_ = 0;

@@ -154,6 +154,7 @@ class StepRunner::Impl {
     bool writes_lasting = false;  ///< a micro-batch writes what is older than itself
     bool reads_values = false;    ///< turns depend on values, or have differed
     std::vector<int> turns = {};  ///< stages, of the last micro-batch's forward pass
+    std::vector<double> costs = {};
     bool is_told = false;         ///< by rank 0
 
     bool is_line() const { return !comes_back && std::ranges::is_sorted(turns, std::ranges::less_equal()); }
@@ -180,6 +181,7 @@ class StepRunner::Impl {
     const bool has_gradients = at::GradMode::is_enabled();
     const auto found = known_.find(name);
     order_ = order_of(has_gradients && found != known_.end() ? &found->second : nullptr);
+    is_known_ = found != known_.end();
     last_ = order_ == ForwardOrder::kOneByOne ? kSequential : options_.pipeline;
     Open open(micro_batches);
     const auto run_forward = [&](int micro_batch) {
@@ -198,7 +200,8 @@ class StepRunner::Impl {
     if (order_ == ForwardOrder::kTurns) {
       schedule = pipeline::visits_schedule(found->second.turns, {.micro_batches = micro_batches,
                                                                  .active = active(micro_batches),
-                                                                 .forwards_first = options_.pipeline == kSimple});
+                                                                 .forwards_first = options_.pipeline == kSimple,
+                                                                 .times = found->second.costs});
       turns.emplace(ownership_, *schedule, training_.pager().device(), work, threads_, found->second.writes_lasting);
       turns->run();
     } else {
@@ -234,7 +237,7 @@ class StepRunner::Impl {
   }
 
   std::shared_ptr<Ownership::MicroBatch> forward(int micro_batch, const Program& program, uint64_t seed) {
-    auto now = ownership_.begin(first_ + micro_batch, seed, order_);
+    auto now = ownership_.begin(first_ + micro_batch, seed, order_, /*measures=*/!is_known_);
     ForwardScope scope = training_.begin_forward();
     const Ownership::Scope operators(ownership_, *now);
     ownership_.end_forward(program(micro_batch));
@@ -245,6 +248,7 @@ class StepRunner::Impl {
     const bool is_first = !known_.contains(name);
     Known& known = known_[name];
     if (is_first) known.turns = ownership_.turns(*open.back());
+    if (is_first) known.costs = ownership_.turn_costs(*open.back());
     for (const auto& micro_batch : open) {
       known.writes_lasting = known.writes_lasting || ownership_.writes_lasting(*micro_batch);
       known.reads_values = known.reads_values || ownership_.reads_values(*micro_batch) ||
@@ -256,6 +260,7 @@ class StepRunner::Impl {
     // Forward passes whose turns differ would write in another order than one process.
     known.carries_state = known.carries_state || (known.writes_lasting && known.reads_values);
     known.turns = ownership_.turns(*open.back());
+    if (known.costs.size() != known.turns.size()) known.costs.clear();
     tell(known);
   }
 
@@ -333,6 +338,7 @@ class StepRunner::Impl {
   std::map<std::string, Known> known_;         ///< by the name of a program
   StepTurns::Threads threads_;
   ForwardOrder order_ = ForwardOrder::kOneByOne;  ///< of the step
+  bool is_known_ = false;                         ///< the program of the step
   int64_t first_ = 0;                             ///< micro-batch of the step, of all
   int64_t passes_ = 0;                         ///< backward passes since end_window()
   std::string last_ = kSequential;

@@ -144,12 +144,18 @@ void bind_pipeline(py::module_& module) {
           py::arg("barriers") = false)
       .def(
           "simulate",
-          [](const pipeline::Schedule& self, double forward, double backward_input, double backward_weight,
-             double message) {
-            return simulate(self, {forward, backward_input, backward_weight, message});
+          [](const pipeline::Schedule& self, double forward, double backward_input, double backward_weight, double message,
+             const std::vector<double>& of_part) {
+            return simulate(self, {forward, backward_input, backward_weight, message, of_part});
           },
-          py::arg("forward") = 1, py::arg("backward_input") = 1, py::arg("backward_weight") = 1,
-          py::arg("message") = 0);
+          py::arg("forward") = 1, py::arg("backward_input") = 1, py::arg("backward_weight") = 1, py::arg("message") = 0,
+          py::arg("of_part") = std::vector<double>());
+  module.def(
+      "visits_schedule",
+      [](const std::vector<int>& stages, int micro_batches, int active, const std::vector<double>& times) {
+        return pipeline::visits_schedule(stages, {.micro_batches = micro_batches, .active = active, .times = times});
+      },
+      py::arg("stages"), py::arg("micro_batches"), py::arg("active"), py::arg("times") = std::vector<double>());
   module.def("schedule_names", &pipeline::schedule_names);
   module.def("make_schedule", &pipeline::make_schedule, py::arg("name"), py::arg("stages"), py::arg("micro_batches"),
              py::arg("chunks") = 1);

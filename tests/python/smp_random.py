@@ -14,6 +14,8 @@ PROGRAMS = """
             self.norm = nn.BatchNorm1d(WIDTH)
             self.register_buffer("kept", torch.zeros(WIDTH))
             self.steps = [(draw.choice(self._KINDS), draw.randrange(len(self.layers)), draw.random(), draw.random()) for _ in range(draw.randint(5, 12))]
+            # A branch to another stage now and then is refused beside statistics, and where values of inputs decide.
+            self.may_branch = not {"norm", "buffer"} & {kind for kind, *_ in self.steps}
         _KINDS = ("layer", "layer", "layer", "layer", "functional", "add", "mul", "cat", "dropout", "item", "mask", "write", "buffer", "norm", "detach", "view", "hook", "index")
         def forward(self, x):
             pool = [x]
@@ -25,8 +27,8 @@ PROGRAMS = """
                 elif kind == "mul": y = a * torch.sigmoid(b)
                 elif kind == "cat": y = torch.cat([a[:, :3], b[:, 3:]], 1)
                 elif kind == "dropout": y = F.dropout(a, 0.3, self.training)
-                elif kind == "item":  # a branch to another stage now and then
-                    y = a * 1.5 if a.mean().item() > float(b.detach().mean()) else layer(a) if one < 0.7 or smp.state.cfg.pipeline == "sequential" else a * 0.5
+                elif kind == "item":
+                    y = a * 1.5 if a.mean().item() > float(b.detach().mean()) else layer(a) if (self.may_branch and a.requires_grad and b.requires_grad) or smp.state.cfg.pipeline == "sequential" else a * 0.5
                 elif kind == "mask": y = torch.where(a > b, a, b * 0.5)
                 elif kind == "write":
                     y = a * 1.0

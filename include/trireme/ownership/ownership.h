@@ -93,8 +93,9 @@ class Ownership {
   /// The state of one micro-batch from its forward pass to the end of its backward pass.
   using MicroBatch = ownership::MicroBatch;
   /// `number`: of the micro-batch among all of the run, alike on all stages. `seed`: of its random numbers.
-  /// What its forward pass may not do in `order` is a StateError.
-  std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed, ForwardOrder order = ForwardOrder::kOneByOne);
+  /// What its forward pass may not do in `order` is a StateError. `measures`: see turn_costs().
+  std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed, ForwardOrder order = ForwardOrder::kOneByOne,
+                                    bool measures = false);
   /// While it lives, operators of this thread are the micro-batch's forward pass.
   class [[nodiscard]] Scope {
    public:
@@ -193,6 +194,9 @@ class Ownership {
   bool comes_back(const MicroBatch& micro_batch) const;
   /// The stages of all turns of the forward pass, each after those that it needs.
   std::vector<int> turns(const MicroBatch& micro_batch) const;
+  /// What each of them computed, where the micro-batch measures: multiply-adds, and as much for elements that are
+  /// moved. The same on every stage.
+  std::vector<double> turn_costs(const MicroBatch& micro_batch) const;
   /// Whether the forward pass read or wrote what another one may have written in another turn of its stage; whether it
   /// wrote what is older than itself at all, as batch norm its statistics; whether it read values or sizes of another
   /// stage, on which its turns may depend.
