@@ -223,8 +223,8 @@ class RankContext {
   int read_scopes_ = 0;
 };
 
-/// While it lives, this thread works for the rank of another one, which waits meanwhile: scopes that are opened here are
-/// that rank's.
+/// While it lives, this thread works for the rank of another one, which waits meanwhile: scopes that are opened here
+/// are that rank's.
 class [[nodiscard]] RankThreadScope {
  public:
   explicit RankThreadScope(RankContext& context);

@@ -118,12 +118,12 @@ void Exchange::cross(int from, int to) {
   const bool begins = now_->turns.message(from, to);
   if (from == stage_) now_->pieces.note_sent();
   if (to != stage_) return;
-  if (begins && turns_ != nullptr) turns_->begin_turn();
+  if (begins && mailbox_.turns() != nullptr) mailbox_.turns()->begin_turn();
   now_->pieces.begin_receive();
 }
 
 void Exchange::cross_to_all(int from) {
-  now_->reads_values = true;
+  now_->shown.reads_values = true;
   for (int stage = 0; stage < stages_; ++stage)
     if (stage != from) cross(from, stage);
 }

@@ -18,7 +18,6 @@ class Exchange {
  public:
   Exchange(int stage, int stages, Mailbox& mailbox) : stage_(stage), stages_(stages), mailbox_(mailbox) {}
   void set(MicroBatch* micro_batch) { now_ = micro_batch; }
-  void take_turns(ForwardTurns* turns) { turns_ = turns; }
 
   /// `stage` uses `tensor`, of the stage `home`: sends what it needs of this stage. Returns what this stage uses it as,
   /// where it is the one; undefined: as it is.
@@ -42,7 +41,6 @@ class Exchange {
   const int stages_;
   Mailbox& mailbox_;
   MicroBatch* now_ = nullptr;
-  ForwardTurns* turns_ = nullptr;
   int64_t told_ = 0;
 };
 

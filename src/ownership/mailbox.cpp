@@ -65,12 +65,6 @@ std::vector<Ran> trace_in(const std::string& text) {
 
 std::string after_text(const std::string& text) { return text.substr(text.find('\0') + 1); }
 
-bool is_forward(MessageKind kind) { return kind <= MessageKind::kEnd; }
-
-MessageName name_of(const Header& header) {
-  return {header.micro_batch, header.number, header.kind, header.position, header.op};
-}
-
 /// "a value for aten::add.Tensor (operator 17 of micro-batch 3)".
 std::string text_of(const MessageName& name) {
   const std::string of_operator = str(name.op, " (operator ", name.position, " of micro-batch ", name.micro_batch, ")"),
@@ -102,9 +96,10 @@ MessageName in_step(MessageName name, int64_t first) {
   return name;
 }
 
-/// What is taken in any order, by which it is found. One that says that there is none comes in its place.
-std::tuple<MessageKind, int64_t, int64_t> aside_key(const MessageName& name) {
-  return {name.kind == MessageKind::kNoGradient ? MessageKind::kGradient : name.kind, name.micro_batch, name.number};
+/// What a stage has done, by a message of a step that begins with micro-batch `first`.
+std::string sent_text(const Header& came, int64_t first) {
+  if (came.kind != MessageKind::kEnd) return str("sent ", text_of(in_step(message_of(came), first)));
+  return str("ended micro-batch ", came.micro_batch - first, " after ", came.position, " operators");
 }
 
 std::string wait_text(int stage, const MessageName& name, int from) {
@@ -132,10 +127,7 @@ Mailbox::Lane& Mailbox::lane(int stage) {
 // --- sending -------------------------------------------------------------------------------------------------------
 
 void Mailbox::send(int stage, const MessageName& name, uint64_t digest, const at::Tensor& elements) {
-  if (is_forward(name.kind))
-    lane(stage).sent[name.micro_batch] = name.number;
-  else
-    lane(stage).sent_aside.insert(aside_key(name));
+  waiting_.sent(stage, name);
   Header header{.micro_batch = name.micro_batch,
                 .number = name.number,
                 .position = name.position,
@@ -157,7 +149,7 @@ void Mailbox::send_bytes(int stage, const MessageName& name, const std::string& 
 void Mailbox::send_told(int64_t micro_batch, const ownership::Key& key, const std::string& op,
                         const std::string& bytes) {
   const WithoutInterception own_operators;
-  told_.emplace(key.first, key.second);
+  waiting_.told({key.first, key.second});
   const auto number = static_cast<int64_t>(key.first);
   for (const Lane& to : lanes_)
     if (to.stage != post_.stage())
@@ -209,7 +201,9 @@ void Mailbox::finish() {
   const auto await_all = [&](MessageKind kind, const auto& is_there) {
     for (const Lane& other : lanes_)
       if (other.stage != post_.stage())
-        take({.stage = other.stage, .name = {last, 0, kind, 0, ""}, .key = {}, .has_come = [&] { return is_there(other); }});
+        take({.stage = other.stage, .name = {last, 0, kind, 0, ""}, .key = {}, .has_come = [&] {
+                return is_there(other);
+              }});
   };
   await_all(MessageKind::kEnd, [&](const Lane& other) { return other.compared >= ends_; });
   post_.send_finished();
@@ -217,7 +211,7 @@ void Mailbox::finish() {
   for (const Lane& other : lanes_)
     if (!other.aside.empty())
       post_.refuse(str("stage ", other.stage, " has sent ",
-                       text_of(in_step(name_of(other.aside.begin()->second.header), first_)), " to stage ",
+                       text_of(in_step(message_of(other.aside.begin()->second.header), first_)), " to stage ",
                        post_.stage(), ", which does not take it", kAdvice));
   flush();
   post_.end_step();
@@ -225,12 +219,8 @@ void Mailbox::finish() {
   first_ = last + 1;
   ended_.clear();
   has_stalled_ = false;
-  for (Lane& other : lanes_) {
-    other.sent.clear();
-    other.sent_aside.clear();
-    other.told.clear();
-    other.waiting.reset();
-  }
+  for (Lane& other : lanes_) other.told.clear();
+  waiting_.end_step();
 }
 
 void Mailbox::clear() {
@@ -238,7 +228,6 @@ void Mailbox::clear() {
     other.forward.clear();
     other.aside.clear();
     other.told.clear();
-    other.waiting.reset();
   }
   records_.clear();
 }
@@ -249,11 +238,11 @@ Letter Mailbox::receive(int stage, const MessageName& name, const at::Tensor& bu
   const WithoutInterception own_operators;
   const at::NoGradGuard no_grad;
   Lane& from = lane(stage);
-  const Key key{name.kind, name.micro_batch, name.number};
+  const AsideKey key{name.kind, name.micro_batch, name.number};
   const at::Tensor bytes = as_bytes(buffer);
   struct Room {
-    std::map<std::pair<int, Key>, at::Tensor>& wanted;
-    const std::pair<int, Key> of;
+    std::map<std::pair<int, AsideKey>, at::Tensor>& wanted;
+    const std::pair<int, AsideKey> of;
     ~Room() { wanted.erase(of); }
   } const room{wanted_, {stage, key}};
   if (bytes.defined()) wanted_.insert_or_assign(room.of, bytes);
@@ -273,21 +262,16 @@ Letter Mailbox::receive(int stage, const MessageName& name, const at::Tensor& bu
   }
   const Header& came = letter.header;
   const auto here = [&] { return wait_text(post_.stage(), in_step(name, first_), stage); };
-  if (is_forward(name.kind) && (Key{came.kind, came.micro_batch, came.number} != key ||
+  if (is_forward(name.kind) && (AsideKey{came.kind, came.micro_batch, came.number} != key ||
                                 came.position != name.position || !came.has_op(name.op))) {
     diverge(from, std::min(name.micro_batch, came.micro_batch),
-            str(here(), "; stage ", stage, " has ", sent_text(came)));
+            str(here(), "; stage ", stage, " has ", sent_text(came, first_)));
   }
   if (!buffer.defined()) return letter;
   if (!came.fits(shape_text(buffer)))
     post_.refuse(str(here(), ", of ", shape_text(buffer), "; stage ", stage, " has sent ", came.shape, kAdvice));
   if (!letter.elements.is_same(bytes)) bytes.copy_(letter.elements);
   return letter;
-}
-
-std::string Mailbox::sent_text(const Header& came) const {
-  if (came.kind != MessageKind::kEnd) return str("sent ", text_of(in_step(name_of(came), first_)));
-  return str("ended micro-batch ", came.micro_batch - first_, " after ", came.position, " operators");
 }
 
 void Mailbox::take(int stage, const MessageName& name, const at::Tensor& buffer) { (void)receive(stage, name, buffer); }
@@ -311,7 +295,8 @@ std::string Mailbox::take_told(int stage, const ownership::Key& key, const Messa
         }});
   if (!from.told.contains(sizes))
     diverge(from, name.micro_batch,
-            str(wait_text(post_.stage(), in_step(name, first_), stage), "; stage ", stage, " has ", sent_text(*later())));
+            str(wait_text(post_.stage(), in_step(name, first_), stage), "; stage ", stage, " has ",
+                sent_text(*later(), first_)));
   return from.told.at(sizes);
 }
 
@@ -321,7 +306,7 @@ at::Tensor Mailbox::take_gradient(int stage, int64_t micro_batch, int64_t number
   const MessageName name{micro_batch, number, MessageKind::kGradient, 0, ""};
   const Letter letter = receive(stage, name, {});
   if (letter.header.kind == MessageKind::kNoGradient) return {};
-  const auto strides = lane(stage).aside.extract(Key{MessageKind::kStrides, micro_batch, number});
+  const auto strides = lane(stage).aside.extract(AsideKey{MessageKind::kStrides, micro_batch, number});
   const Layout layout = layout_from(sizes, dtype, strides.empty() ? "" : text_in(strides.mapped().elements));
   const std::string shape = shape_text(dtype, {packed_numel(layout)});
   if (!letter.header.fits(shape))
@@ -336,7 +321,7 @@ void Mailbox::take_output(int stage, int64_t micro_batch, int64_t number, const 
 
 /// The buffer of the take that waits for it.
 at::Tensor Mailbox::room(int stage, const Header& header) {
-  const auto wanted = wanted_.find({stage, Key{header.kind, header.micro_batch, header.number}});
+  const auto wanted = wanted_.find({stage, AsideKey{header.kind, header.micro_batch, header.number}});
   const bool fits = wanted != wanted_.end() && wanted->second.numel() == header.bytes &&
                     wanted->second.device().is_cpu() == !header.is_on_device;
   return fits ? wanted->second : at::Tensor();
@@ -345,20 +330,19 @@ at::Tensor Mailbox::room(int stage, const Header& header) {
 void Mailbox::read(int stage, Letter letter) {
   Lane& from = lane(stage);
   const Header& header = letter.header;
-  from.waiting.reset();  // what it waited for has come
-  if (header.kind == MessageKind::kWaiting) {
-    if (header.awaited_from >= 0) from.waiting = header;
-  } else if (header.kind == MessageKind::kStalled) {
+  waiting_.heard(stage, header);
+  if (header.kind == MessageKind::kWaiting) return;
+  if (header.kind == MessageKind::kStalled) {
     has_stalled_ = true;
   } else if (header.kind == MessageKind::kToldOnce) {
     from.told.emplace(SizesKey{header.number, header.digest}, text_in(letter.elements));
   } else if (header.kind == MessageKind::kTrace && !is_diverging_) {
     const int64_t micro_batch = header.micro_batch;
-    from.aside.emplace(Key{MessageKind::kTrace, micro_batch, 0}, letter);
+    from.aside.emplace(AsideKey{MessageKind::kTrace, micro_batch, 0}, letter);
     const std::string text = text_in(letter.elements);
     diverge(from, micro_batch, text.substr(0, text.find('\0')));
   } else if (!is_forward(header.kind)) {
-    from.aside.insert_or_assign(aside_key(name_of(header)), std::move(letter));
+    from.aside.insert_or_assign(aside_key(message_of(header)), std::move(letter));
   } else if (is_ended(header.micro_batch)) {
     meet_end(from, header);
   } else {
@@ -373,7 +357,7 @@ void Mailbox::meet_end(Lane& other, const Header& end) {
   const auto found = records_.find(end.micro_batch);
   if (end.kind != MessageKind::kEnd || found == records_.end())
     diverge(other, end.micro_batch,
-            str("stage ", other.stage, " has sent ", text_of(in_step(name_of(end), first_)), " to stage ",
+            str("stage ", other.stage, " has sent ", text_of(in_step(message_of(end), first_)), " to stage ",
                 post_.stage(), ", which has ended micro-batch ", end.micro_batch - first_,
                 found != records_.end() ? str(" after ", found->second.trace.size(), " operators") : ""));
   Record& own = found->second;
@@ -408,7 +392,7 @@ void Mailbox::diverge(Lane& other, int64_t micro_batch, const std::string& text)
   if (trace_of(micro_batch).operators == nullptr) post_.refuse(text + kAdvice);
   is_diverging_ = true;
   send_trace(other.stage, micro_batch, text);
-  const auto first_trace = [&] { return other.aside.lower_bound(Key{MessageKind::kTrace, INT64_MIN, 0}); };
+  const auto first_trace = [&] { return other.aside.lower_bound(AsideKey{MessageKind::kTrace, INT64_MIN, 0}); };
   const auto is_there = [&] {
     const auto found = first_trace();
     return found != other.aside.end() && std::get<0>(found->first) == MessageKind::kTrace &&
@@ -447,18 +431,11 @@ void Mailbox::diverge(Lane& other, int64_t micro_batch, const std::string& text)
   post_.refuse(str(ran(stage_one, one), " and ", ran(stage_two, two), where, kAdvice));
 }
 
-bool Mailbox::is_under_way(const Lane& to, const Header& wanted) const {
-  if (wanted.awaited == MessageKind::kToldOnce)
-    return told_.contains({static_cast<uint64_t>(wanted.number), wanted.digest});
-  if (!is_forward(wanted.awaited)) return to.sent_aside.contains({wanted.awaited, wanted.micro_batch, wanted.number});
-  const auto sent = to.sent.find(wanted.micro_batch);
-  return sent != to.sent.end() && sent->second >= wanted.number;
-}
-
 /// Whether this stage, which waits at `here`, has run the operator at `position`.
 bool Mailbox::is_past(int64_t micro_batch, int64_t position, const MessageName& here) const {
   const bool takes_turns = turns_ != nullptr && micro_batch != here.micro_batch;
-  if (is_forward(here.kind) && !takes_turns && std::pair(micro_batch, position) < std::pair(here.micro_batch, here.position))
+  if (is_forward(here.kind) && !takes_turns &&
+      std::pair(micro_batch, position) < std::pair(here.micro_batch, here.position))
     return true;
   const auto followed = followed_.find(micro_batch);
   return followed != followed_.end() ? static_cast<int64_t>(followed->second->size()) > position
@@ -468,38 +445,16 @@ bool Mailbox::is_past(int64_t micro_batch, int64_t position, const MessageName& 
 /// Two stages wait for each other: one is past the operator of which the other one waits for a message, or both are
 /// at the same one: it will never be sent.
 void Mailbox::check_waiting(const MessageName& name, int from) {
-  for (const Lane& other : lanes_) {
-    if (!other.waiting || other.waiting->awaited_from != post_.stage()) continue;
-    MessageName theirs = name_of(*other.waiting);
-    theirs.kind = other.waiting->awaited;
-    const bool is_of_forward =
-        theirs.kind == MessageKind::kToldOnce || (is_forward(theirs.kind) && theirs.kind != MessageKind::kEnd);
-    if (!is_of_forward || is_under_way(other, *other.waiting)) continue;
-    const bool is_at_same = other.stage == from && theirs.micro_batch == name.micro_batch &&
+  for (const auto& [stage, theirs] : waiting_.wanted()) {
+    if (theirs.kind != MessageKind::kToldOnce && (!is_forward(theirs.kind) || theirs.kind == MessageKind::kEnd))
+      continue;
+    const bool is_at_same = stage == from && theirs.micro_batch == name.micro_batch &&
                             theirs.position == name.position && name.kind != MessageKind::kGradient;
     if (!is_at_same && !is_past(theirs.micro_batch, theirs.position, name)) continue;
-    diverge(lane(other.stage), std::min(theirs.micro_batch, name.micro_batch),
-            str(wait_text(other.stage, in_step(theirs, first_), post_.stage()),
-                ", which has not sent it and waits for ", text_of(in_step(name, first_)), " from stage ", from));
+    diverge(lane(stage), std::min(theirs.micro_batch, name.micro_batch),
+            str(wait_text(stage, in_step(theirs, first_), post_.stage()), ", which has not sent it and waits for ",
+                text_of(in_step(name, first_)), " from stage ", from));
   }
-}
-
-/// Whether every other stage has said that it waits, and not for what this one has sent.
-bool Mailbox::do_all_wait() const {
-  return std::ranges::all_of(lanes_, [&](const Lane& other) {
-    if (other.stage == post_.stage() || post_.has_finished(other.stage)) return true;
-    return other.waiting && (other.waiting->awaited_from != post_.stage() || !is_under_way(other, *other.waiting));
-  });
-}
-
-void Mailbox::tell_waiting(const Header& header) {
-  for (const Lane& other : lanes_)
-    if (other.stage != post_.stage()) post_.send(other.stage, header, {});
-}
-
-void Mailbox::stall() {
-  has_stalled_ = true;
-  tell_waiting({.kind = MessageKind::kStalled});
 }
 
 bool Mailbox::has_come(const Wait& wait) {
@@ -531,20 +486,12 @@ bool Mailbox::watch_wait(const Wait& wait, Clock::duration waited, bool& has_tol
   const bool is_watched = turns_ != nullptr || name.kind == MessageKind::kToldOnce ||
                           (is_forward(name.kind) && name.kind != MessageKind::kEnd);
   if (waited < kPatience || !is_watched) return false;
-  if (!std::exchange(has_told, true)) {
-    const bool has_key = name.kind == MessageKind::kToldOnce;
-    Header note{.micro_batch = name.micro_batch,
-                .number = has_key ? static_cast<int64_t>(wait.key.first) : name.number,
-                .position = name.position,
-                .digest = wait.key.second,
-                .kind = MessageKind::kWaiting,
-                .awaited = name.kind,
-                .awaited_from = wait.stage};
-    note.set_op(name.op);
-    tell_waiting(note);
-  }
+  if (!std::exchange(has_told, true)) waiting_.tell(wait.stage, name, wait.key);
   check_waiting(name, wait.stage);
-  if (turns_ != nullptr && !has_stalled_ && do_all_wait()) stall();
+  if (turns_ != nullptr && !has_stalled_ && waiting_.do_all_wait()) {
+    has_stalled_ = true;
+    post_.send_to_all({.kind = MessageKind::kStalled});
+  }
   return false;
 }
 
@@ -553,7 +500,7 @@ bool Mailbox::await(const Wait& wait) {
   auto begun = Clock::now();
   bool has_told = false;
   const auto end_note = [&] {
-    if (std::exchange(has_told, false)) tell_waiting({.kind = MessageKind::kWaiting});
+    if (std::exchange(has_told, false)) waiting_.tell_end();
   };
   const auto is_over = [&] {
     if (wait.has_come() || has_stalled_ != has_stalled_before) return true;
@@ -568,7 +515,8 @@ bool Mailbox::await(const Wait& wait) {
     (void)post_.wait_until(is_over);
   } catch (const CommError& error) {
     if (error.code() == ErrorCode::kDiverged || error.code() == ErrorCode::kTimeout) throw;
-    throw CommError(error.code(), str(wait_text(post_.stage(), in_step(wait.name, first_), wait.stage), ": ", error.what()));
+    throw CommError(error.code(),
+                    str(wait_text(post_.stage(), in_step(wait.name, first_), wait.stage), ": ", error.what()));
   }
   end_note();
   return wait.has_come();

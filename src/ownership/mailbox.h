@@ -23,19 +23,11 @@
 
 #include "ownership/post.h"
 #include "ownership/sizes.h"
+#include "ownership/waiting.h"
 #include "trireme/comm/group.h"
 #include "trireme/ownership/ownership.h"
 
 namespace trireme::ownership {
-
-/// The name of a message, which both sides know without it.
-struct MessageName {
-  int64_t micro_batch;  ///< of the run
-  int64_t number;       ///< within the micro-batch, sender and receiver; ascends. A gradient's: its value's
-  MessageKind kind;
-  int64_t position;  ///< of the operator in the micro-batch, from 0 on
-  std::string op;    ///< "aten::add.Tensor"; errors have its beginning
-};
 
 /// A message that somebody waits for.
 struct Wait {
@@ -48,8 +40,8 @@ struct Wait {
 /// The operators of a micro-batch by their order: name, which outlives the trace, and digest.
 using OperatorTrace = std::vector<std::pair<const std::string*, uint64_t>>;
 
-/// Messages of one stage with all others. Values, numbers, sizes of calls and ends, the *forward lane* of a micro-batch,
-/// are taken in the order in which they were sent; gradients, outputs and sizes of keys in any order.
+/// Messages of one stage with all others. Values, numbers, sizes of calls and ends, the *forward lane* of a
+/// micro-batch, are taken in the order in which they were sent; gradients, outputs and sizes of keys in any order.
 ///
 /// Requires  forward passes begin with ascending numbers. In each of them a stage that is at an operator has sent what
 ///           other stages need for the ones before it, and what the one needs that it waits for.
@@ -92,6 +84,7 @@ class Mailbox final : private Post::Reader {
 
   /// Forward passes take turns; null: they do not.
   void take_turns(ForwardTurns* turns) { turns_ = turns; }
+  ForwardTurns* turns() const { return turns_; }
   /// Whether the message is there, after a look at what has come.
   bool has_come(const Wait& wait);
   /// Waits for it; where forward passes take turns, calls meanwhile() again and again. False: all stages wait for each
@@ -118,18 +111,13 @@ class Mailbox final : private Post::Reader {
   int64_t waits(MessageKind kind) const { return waits_[static_cast<size_t>(kind)]; }
 
  private:
-  using Key = std::tuple<MessageKind, int64_t, int64_t>;  // what is taken in any order: kind, micro-batch, number
-  using SizesKey = std::pair<uint64_t, uint64_t>;
   /// Messages that came from another stage, and went there.
   struct Lane {
     int stage;
     std::map<int64_t, std::deque<Letter>> forward = {};  // by micro-batch
-    std::map<Key, Letter> aside = {};                    // in any order
+    std::map<AsideKey, Letter> aside = {};               // in any order
     std::map<SizesKey, std::string> told = {};           // of the step: several forward passes may need one
-    int64_t compared = 0;                 // micro-batches whose ends have come and were compared
-    std::optional<Header> waiting = {};   // what it waits for, as far as is known
-    std::map<int64_t, int64_t> sent = {};  // by micro-batch: the number of the last forward message
-    std::set<Key> sent_aside = {};
+    int64_t compared = 0;                                // micro-batches whose ends have come and were compared
   };
   /// A micro-batch that this stage has ended.
   struct Record {
@@ -138,7 +126,6 @@ class Mailbox final : private Post::Reader {
     int left;  ///< other stages that were not compared with it
   };
 
-  std::string sent_text(const Header& came) const;
   Lane& lane(int stage);
   void send(int stage, const MessageName& name, uint64_t digest, const at::Tensor& elements);
   Letter receive(int stage, const MessageName& name, const at::Tensor& buffer);
@@ -150,16 +137,13 @@ class Mailbox final : private Post::Reader {
   void send_trace(int stage, int64_t micro_batch, const std::string& text);
   [[noreturn]] void diverge(Lane& lane, int64_t micro_batch, const std::string& text);
   bool is_ended(int64_t micro_batch) const { return micro_batch <= ended_below_ || ended_.contains(micro_batch); }
-  bool is_under_way(const Lane& to, const Header& wanted) const;
   bool is_past(int64_t micro_batch, int64_t position, const MessageName& here) const;
   void check_waiting(const MessageName& name, int from);
-  bool do_all_wait() const;
-  void tell_waiting(const Header& header);
-  void stall();
   void take(const Wait& wait);
   bool watch_wait(const Wait& wait, std::chrono::steady_clock::duration waited, bool& has_told);
 
   Post post_;
+  Waiting waiting_{post_};
   std::deque<Lane> lanes_;             // by stage; this one's is not used
   std::map<int64_t, Record> records_;  // by micro-batch: this stage's, while not every other one was compared with it
   int64_t ended_below_ = -1;           // all micro-batches up to this one have ended,
@@ -167,11 +151,10 @@ class Mailbox final : private Post::Reader {
   int64_t ends_ = 0;                   // how many
   int64_t first_ = 0;                  // the step's first one: errors count from it
   std::map<int64_t, const OperatorTrace*> followed_;  // by micro-batch whose forward pass has not ended
-  std::set<SizesKey> told_;                           // by this stage
   ForwardTurns* turns_ = nullptr;
   bool has_stalled_ = false;  // in this step
   bool is_diverging_ = false;
-  std::map<std::pair<int, Key>, at::Tensor> wanted_;  // buffers of what is waited for, into which it comes
+  std::map<std::pair<int, AsideKey>, at::Tensor> wanted_;  // buffers of what is waited for, into which it comes
   int64_t messages_ = 0, bytes_ = 0;
   std::array<int64_t, kMessageKinds> waits_ = {};
 };

@@ -8,6 +8,7 @@
 namespace trireme::ownership {
 
 void MicroBatch::visit(const OperatorFacts& facts, int stage) {
+  std::vector<int>& visits = shown.visits;
   if (!visits.empty() && visits.back() == stage) return;
   if (!visits.empty() && visits.back() > stage) come_back(facts, visits.back(), stage);
   visits.push_back(stage);
@@ -20,7 +21,7 @@ void MicroBatch::come_back(const OperatorFacts& facts, int from, int to) {
                          " before, which no micro-batch has needed so far, so that stages run "
                          "ahead of each other; write \"pipeline\": \"sequential\" for a program that comes back to a "
                          "stage now and then"));
-  comes_back = true;
+  shown.comes_back = true;
 }
 
 void MicroBatch::touch(const OperatorFacts& facts, const HomedArgument& one, bool is_written) {
@@ -29,9 +30,9 @@ void MicroBatch::touch(const OperatorFacts& facts, const HomedArgument& one, boo
   const int turn = turns.number(one.home.stage);
   Lasting& lasting = this->lasting.try_emplace(storage, Lasting{turn}).first->second;
   lasting.is_written = lasting.is_written || is_written;
-  writes_lasting = writes_lasting || is_written;
+  shown.writes_lasting = shown.writes_lasting || is_written;
   const bool is_of_another = one.home.born != 0;
-  carries_state = carries_state || is_of_another || (turn != lasting.turn && lasting.is_written);
+  shown.carries_state = shown.carries_state || is_of_another || (turn != lasting.turn && lasting.is_written);
   if (order != ForwardOrder::kTurns) return;
   bool is_late = is_of_another;
   if (of_all != nullptr && one.home.stage == own_stage) {
@@ -58,7 +59,7 @@ void MicroBatch::write_twice(const OperatorFacts& facts) {
                          "so far, so that stages run ahead of each other, and the second run would write it at another "
                          "time than in one process; write \"pipeline\": \"sequential\" for a program that begins to "
                          "do so later"));
-  writes_twice = true;
+  shown.writes_twice = true;
 }
 
 void MicroBatch::note(const OperatorFacts& facts, const Key& key, int stage) {

@@ -49,12 +49,7 @@ struct MicroBatch {
     at::ScalarType dtype;
   };
   std::map<TransferId, Sizes> gradient_sizes = {};
-  std::vector<int> visits = {};
-  bool comes_back = false;     ///< a stage needs a later one's forward pass
-  bool carries_state = false;  ///< see touch()
-  bool writes_lasting = false;  ///< it writes what is older than itself
-  bool reads_values = false;    ///< what it runs may depend on them
-  bool writes_twice = false;   ///< a region writes what outlives the micro-batch
+  ForwardFacts shown = {};  ///< turns and costs aside, which are in `turns`
   /// What is older than the micro-batch and was used: the turn of its stage, and whether it was written.
   struct Lasting {
     int turn;

@@ -79,10 +79,6 @@ class Ownership::Impl {
     pass_.exchange({});
     mailbox_.follow(micro_batch.number, nullptr);
   }
-  void take_turns(ForwardTurns* turns) {
-    pass_.take_turns(turns);
-    mailbox_.take_turns(turns);
-  }
   ownership::Mailbox& mailbox() { return mailbox_; }
 
   std::shared_ptr<Region> begin_region() {
@@ -249,7 +245,7 @@ int Ownership::stages() const { return impl_->stages(); }
 void Ownership::own(const at::Tensor& tensor, int stage, const std::string& name) { impl_->own(tensor, stage, name); }
 std::optional<Home> Ownership::home_of(const at::Tensor& tensor) const { return impl_->home_of(tensor); }
 std::shared_ptr<Ownership::MicroBatch> Ownership::begin(int64_t number, uint64_t seed, ForwardOrder order,
-                                                            bool measures) {
+                                                        bool measures) {
   return impl_->begin(number, seed, order, measures);
 }
 Ownership::Scope::Scope(Ownership& ownership, MicroBatch& micro_batch)
@@ -263,7 +259,7 @@ struct Ownership::Pause::State {
 Ownership::Pause::Pause(Ownership& ownership)
     : ownership_(ownership), state_(std::make_unique<State>(State{ownership.impl_->pass().exchange({})})) {}
 Ownership::Pause::~Pause() { ownership_.impl_->pass().exchange(std::move(state_->before)); }
-void Ownership::take_turns(ForwardTurns* turns) { impl_->take_turns(turns); }
+void Ownership::take_turns(ForwardTurns* turns) { impl_->mailbox().take_turns(turns); }
 bool Ownership::has_come(const ownership::Wait& wait) { return impl_->mailbox().has_come(wait); }
 bool Ownership::is_for_new_sizes(const ownership::Wait& wait) {
   return wait.name.kind == ownership::MessageKind::kToldOnce;
@@ -301,14 +297,12 @@ Ownership::Roots Ownership::receive_gradients(MicroBatch& micro_batch, int piece
 }
 void Ownership::send_gradients(MicroBatch& micro_batch, int piece) { impl_->send_gradients(micro_batch, piece); }
 std::vector<at::Tensor> Ownership::outputs(MicroBatch& micro_batch) { return impl_->outputs(micro_batch); }
-bool Ownership::comes_back(const MicroBatch& micro_batch) const { return micro_batch.comes_back; }
-bool Ownership::writes_twice(const MicroBatch& micro_batch) const { return micro_batch.writes_twice; }
-const std::vector<int>& Ownership::visits(const MicroBatch& micro_batch) const { return micro_batch.visits; }
-std::vector<int> Ownership::turns(const MicroBatch& micro_batch) const { return micro_batch.turns.order(); }
-std::vector<double> Ownership::turn_costs(const MicroBatch& micro_batch) const { return micro_batch.turns.costs(); }
-bool Ownership::carries_state(const MicroBatch& micro_batch) const { return micro_batch.carries_state; }
-bool Ownership::writes_lasting(const MicroBatch& micro_batch) const { return micro_batch.writes_lasting; }
-bool Ownership::reads_values(const MicroBatch& micro_batch) const { return micro_batch.reads_values; }
+ForwardFacts Ownership::facts(const MicroBatch& micro_batch) const {
+  ForwardFacts facts = micro_batch.shown;
+  facts.turns = micro_batch.turns.order();
+  facts.costs = micro_batch.turns.costs();
+  return facts;
+}
 void Ownership::finish() { impl_->finish(); }
 void Ownership::abort(const std::string& why) noexcept { impl_->abort(why); }
 OwnershipCounters Ownership::counters() const { return impl_->counters(); }

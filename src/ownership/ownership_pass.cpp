@@ -102,6 +102,29 @@ void note_region_writes(MicroBatch& now, Homes& homes, const OperatorCall& call,
   }
 }
 
+/// What a call computes, by the sizes of its arguments, which every stage has.
+double cost_of_call(const OperatorCall& call, OperatorRows& rows) {
+  constexpr double kPerElement = 10;  // multiply-adds in the time in which an element is read or written
+  double cost = 0;
+  for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) {
+    if (tensor.defined()) cost += kPerElement * static_cast<double>(tensor.numel());
+  });
+  const OperatorRow* const row = cost_of(call.op) == OperatorCost::kCheap ? nullptr : rows(call.op);
+  if (row != nullptr && row->row != nullptr && row->makes_activations)
+    cost = std::max(cost, row->row(RowCall(call.op, call.arguments())).multiply_adds());
+  return cost;
+}
+
+/// What is older than the micro-batch, in the turn in which the operator has all that it needs. Parameters that are
+/// read are the same for all of them.
+void touch_lasting(MicroBatch& now, const OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed) {
+  if (facts.view_of >= 0 || now.replay) return;
+  const auto own = static_cast<uint64_t>(now.number + 1);
+  for (const HomedArgument& one : homed)
+    if (one.home.born >> 32 != own && (!one.home.is_parameter || facts.written != 0))
+      now.touch(facts, one, writes(call, facts, one.argument));
+}
+
 }  // namespace
 
 void OwnershipPass::run(OperatorCall& call, Next next) {
@@ -133,29 +156,6 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
     run_own(call, facts, homed, *home, next);
   else
     run_remote(call, facts, homed, *home, next);
-}
-
-/// By the sizes of the arguments, which every stage has.
-void OwnershipPass::measure(const OperatorCall& call, int stage) {
-  constexpr double kPerElement = 10;  // multiply-adds in the time in which an element is read or written
-  double cost = 0;
-  for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) {
-    if (tensor.defined()) cost += kPerElement * static_cast<double>(tensor.numel());
-  });
-  const OperatorRow* const row = cost_of(call.op) == OperatorCost::kCheap ? nullptr : rows_(call.op);
-  if (row != nullptr && row->row != nullptr && row->makes_activations)
-    cost = std::max(cost, row->row(RowCall(call.op, call.arguments())).multiply_adds());
-  current_->turns.spend(stage, cost);
-}
-
-/// What is older than the micro-batch, in the turn in which the operator has all that it needs. Parameters that are read
-/// are the same for all of them.
-void OwnershipPass::touch_lasting(const OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed) {
-  if (facts.view_of >= 0 || current_->replay) return;
-  const auto own = static_cast<uint64_t>(current_->number + 1);
-  for (const HomedArgument& one : homed)
-    if (one.home.born >> 32 != own && (!one.home.is_parameter || facts.written != 0))
-      current_->touch(facts, one, writes(call, facts, one.argument));
 }
 
 /// A forward pass draws by the seeds of its operators, and other stages take part in it: a backward pass, in which a
@@ -224,7 +224,7 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   const ToldCall* const known = tells ? nullptr : told_.find(key);
   const bool uses = facts.view_of < 0 || !is_view(call, facts, known, next);
   const Replacements replaced = bring(call, facts, homed, uses, next);
-  if (current_->measures) measure(call, stage_);
+  if (current_->measures) current_->turns.spend(stage_, cost_of_call(call, rows_));
   const ArgumentTensors tensors(call.arguments());
   const bool may_follow = current_->transfers.has_any() && at::GradMode::is_enabled();
   std::vector<c10::IValue> arguments;
@@ -280,7 +280,7 @@ bool OwnershipPass::are_here(const OperatorFacts& facts, const HomedArguments& h
 /// piece has a stand-in in this one.
 OwnershipPass::Replacements OwnershipPass::bring(OperatorCall& call, const OperatorFacts& facts,
                                                  const HomedArguments& homed, bool uses, const Next& next) {
-  if (facts.written == 0 && are_here(facts, homed)) return touch_lasting(call, facts, homed), Replacements();
+  if (facts.written == 0 && are_here(facts, homed)) return touch_lasting(*current_, call, facts, homed), Replacements();
   Pieces& pieces = current_->pieces;
   c10::SmallVector<at::Tensor, 4> used(homed.size());  // undefined: the argument as it is
   for (size_t i = 0; uses && i < homed.size(); ++i) {
@@ -291,7 +291,7 @@ OwnershipPass::Replacements OwnershipPass::bring(OperatorCall& call, const Opera
     else
       used[i] = exchange_.use(call, facts, *one.tensor, one.home.stage, stage_, next);
   }
-  touch_lasting(call, facts, homed);
+  touch_lasting(*current_, call, facts, homed);
   Replacements replaced;
   for (size_t i = 0; i < homed.size(); ++i) {
     const HomedArgument& one = homed[i];
@@ -453,8 +453,8 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
     if (facts.view_of < 0)
       exchange_.use(call, facts, is_written(call, one) ? with_base(*one.tensor) : *one.tensor, one.home.stage,
                     home.stage, next);
-  touch_lasting(call, facts, homed);
-  if (current_->measures) measure(call, home.stage);
+  touch_lasting(*current_, call, facts, homed);
+  if (current_->measures) current_->turns.spend(home.stage, cost_of_call(call, rows_));
   if (facts.reads_nothing) return call.op.redispatchBoxed(call.keys, &call.stack);
   if (facts.gives_values) {
     std::vector<c10::IValue> values = exchange_.hear_values(facts, home.stage);

@@ -53,7 +53,6 @@ class OwnershipPass final : public Pass {
     return running;
   }
   Running running() const { return {current_, entered_, forced_}; }
-  void take_turns(ForwardTurns* turns) { exchange_.take_turns(turns); }
   /// `tensor` on `stage`; see Ownership::move().
   at::Tensor move(const at::Tensor& tensor, int stage);
   OwnershipCounters counters() const {
@@ -70,8 +69,6 @@ class OwnershipPass final : public Pass {
     bool is_received = false;
   };
   using Replacements = c10::SmallVector<Replaced, 2>;
-  void measure(const OperatorCall& call, int stage);
-  void touch_lasting(const OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed);
   void check_second_run(const OperatorCall& call);
   void seed(OperatorCall& call, const OperatorFacts& facts);
   const OperatorFacts& facts_of(const OperatorCall& call);

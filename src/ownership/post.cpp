@@ -82,9 +82,11 @@ void Post::begin_step() {
   if (!std::exchange(is_open_, true)) ++steps_;
 }
 
-void Post::send_finished() {
+void Post::send_finished() { send_to_all({.number = steps_, .kind = MessageKind::kFinished}); }
+
+void Post::send_to_all(const Header& header) {
   for (int stage = 0; stage < size(); ++stage)
-    if (stage != this->stage()) send(stage, {.number = steps_, .kind = MessageKind::kFinished}, {});
+    if (stage != this->stage()) send(stage, header, {});
 }
 
 void Post::look() {

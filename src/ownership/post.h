@@ -91,6 +91,8 @@ class Post {
 
   /// Starts sending. Nobody may write `elements` before they have left.
   void send(int stage, Header header, const at::Tensor& elements);
+  /// A header alone, to every other stage.
+  void send_to_all(const Header& header);
   /// Reads what has come. Does not wait.
   void look();
   /// Reads what comes until `is_over`; whether it was not at once.

@@ -44,5 +44,4 @@ std::vector<double> Turns::costs() const {
   return costs;
 }
 
-
 }  // namespace trireme::ownership

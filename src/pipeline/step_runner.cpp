@@ -148,14 +148,14 @@ class StepRunner::Impl {
   /// What steps of one name have shown of their program, on every stage alike. A program that once came back to a stage
   /// may do so again.
   struct Known {
-    bool comes_back = false;     ///< a stage needs what a later one has computed
-    bool writes_twice = false;   ///< what runs again in the backward pass writes what outlives the micro-batch
+    bool comes_back = false;      ///< a stage needs what a later one has computed
+    bool writes_twice = false;    ///< what runs again in the backward pass writes what outlives the micro-batch
     bool carries_state = false;   ///< turns of other micro-batches may write what one uses
     bool writes_lasting = false;  ///< a micro-batch writes what is older than itself
     bool reads_values = false;    ///< turns depend on values, or have differed
     std::vector<int> turns = {};  ///< stages, of the last micro-batch's forward pass
     std::vector<double> costs = {};
-    bool is_told = false;         ///< by rank 0
+    bool is_told = false;  ///< by rank 0
 
     bool is_line() const { return !comes_back && std::ranges::is_sorted(turns, std::ranges::less_equal()); }
   };
@@ -188,7 +188,8 @@ class StepRunner::Impl {
       open[micro_batch] = named("forward", micro_batch, [&] { return forward(micro_batch, program, seed); });
     };
     const auto run_piece = [&](int micro_batch, int piece) {
-      named("backward", micro_batch, [&] { backward_piece(*open[micro_batch], piece, micro_batch == micro_batches - 1); });
+      named("backward", micro_batch,
+            [&] { backward_piece(*open[micro_batch], piece, micro_batch == micro_batches - 1); });
     };
     const MicroBatchWork work{
         .forward = run_forward,
@@ -245,21 +246,21 @@ class StepRunner::Impl {
   }
 
   void learn(const std::string& name, const Open& open) {
-    const bool is_first = !known_.contains(name);
     Known& known = known_[name];
-    if (is_first) known.turns = ownership_.turns(*open.back());
-    if (is_first) known.costs = ownership_.turn_costs(*open.back());
+    const ForwardFacts last = ownership_.facts(*open.back());
+    if (known.turns.empty()) known.turns = last.turns;
     for (const auto& micro_batch : open) {
-      known.writes_lasting = known.writes_lasting || ownership_.writes_lasting(*micro_batch);
-      known.reads_values = known.reads_values || ownership_.reads_values(*micro_batch) ||
-                           ownership_.turns(*micro_batch) != known.turns;
-      known.comes_back = known.comes_back || ownership_.comes_back(*micro_batch);
-      known.writes_twice = known.writes_twice || ownership_.writes_twice(*micro_batch);
-      known.carries_state = known.carries_state || ownership_.carries_state(*micro_batch);
+      const ForwardFacts facts = ownership_.facts(*micro_batch);
+      known.writes_lasting = known.writes_lasting || facts.writes_lasting;
+      known.reads_values = known.reads_values || facts.reads_values || facts.turns != known.turns;
+      known.comes_back = known.comes_back || facts.comes_back;
+      known.writes_twice = known.writes_twice || facts.writes_twice;
+      known.carries_state = known.carries_state || facts.carries_state;
     }
     // Forward passes whose turns differ would write in another order than one process.
     known.carries_state = known.carries_state || (known.writes_lasting && known.reads_values);
-    known.turns = ownership_.turns(*open.back());
+    known.turns = last.turns;
+    if (!is_known_) known.costs = last.costs;
     if (known.costs.size() != known.turns.size()) known.costs.clear();
     tell(known);
   }
@@ -272,14 +273,17 @@ class StepRunner::Impl {
     if (std::exchange(known.is_told, true)) return;
     std::string path;
     for (const int stage : known.turns) path += str(path.empty() ? "" : ", ", stage);
-    const std::string instead = str("micro-batches run one after the other (pipeline \"sequential\") in place of \"",
-                                    options_.pipeline, "\"");
+    const std::string instead =
+        str("micro-batches run one after the other (pipeline \"sequential\") in place of \"", options_.pipeline, "\"");
     if (known.writes_twice)
       log(LogLevel::kInfo, str("smp: a function that torch.utils.checkpoint runs writes tensors that outlive the step, "
-                               "as batch norm its statistics, and does so again in the backward pass, so ", instead));
+                               "as batch norm its statistics, and does so again in the backward pass, so ",
+                               instead));
     else if (order == ForwardOrder::kTurns)
       log(LogLevel::kInfo, str("smp: a stage needs what a later one has computed, or may need it by values (turns of "
-                               "stages: ", path, "), so micro-batches take turns on a stage, each forward pass in a "
+                               "stages: ",
+                               path,
+                               "), so micro-batches take turns on a stage, each forward pass in a "
                                "thread of its own"));
     else if (known.carries_state)
       log(LogLevel::kInfo, str("smp: a stage needs what a later one has computed (turns of stages: ", path,
@@ -340,7 +344,7 @@ class StepRunner::Impl {
   ForwardOrder order_ = ForwardOrder::kOneByOne;  ///< of the step
   bool is_known_ = false;                         ///< the program of the step
   int64_t first_ = 0;                             ///< micro-batch of the step, of all
-  int64_t passes_ = 0;                         ///< backward passes since end_window()
+  int64_t passes_ = 0;                            ///< backward passes since end_window()
   std::string last_ = kSequential;
   std::string failed_in_;
 };

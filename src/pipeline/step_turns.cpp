@@ -104,8 +104,8 @@ void StepTurns::go_once(int micro_batch) {
   Pass& pass = passes_[micro_batch];
   if (!std::exchange(pass.has_begun, true)) {
     const auto free = std::ranges::find_if(threads_, [](const auto& thread) { return thread->has_ended(); });
-    pass.thread = free != threads_.end() ? free->get()
-                                         : threads_.emplace_back(std::make_unique<MicroBatchThread>(device_)).get();
+    pass.thread =
+        free != threads_.end() ? free->get() : threads_.emplace_back(std::make_unique<MicroBatchThread>(device_)).get();
     pass.thread->start([this, micro_batch] { work_.forward(micro_batch); });
   }
   const int before = std::exchange(running_, micro_batch);
@@ -125,7 +125,8 @@ bool StepTurns::let_others_go() {
   return has_any;
 }
 
-/// While the stage waits. Where the schedule is left, and a gradient is waited for, the micro-batches before come first.
+/// While the stage waits. Where the schedule is left, and a gradient is waited for, the micro-batches before come
+/// first.
 bool StepTurns::meanwhile() {
   if (ownership_.has_stalled() && !is_completing_) {
     is_completing_ = true;

@@ -144,8 +144,8 @@ void bind_pipeline(py::module_& module) {
           py::arg("barriers") = false)
       .def(
           "simulate",
-          [](const pipeline::Schedule& self, double forward, double backward_input, double backward_weight, double message,
-             const std::vector<double>& of_part) {
+          [](const pipeline::Schedule& self, double forward, double backward_input, double backward_weight,
+             double message, const std::vector<double>& of_part) {
             return simulate(self, {forward, backward_input, backward_weight, message, of_part});
           },
           py::arg("forward") = 1, py::arg("backward_input") = 1, py::arg("backward_weight") = 1, py::arg("message") = 0,

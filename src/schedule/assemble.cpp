@@ -137,8 +137,8 @@ void check_complete(const Schedule& schedule, const std::vector<std::vector<Comp
     for (const auto& [kind, chunk, micro_batch] : computations[stage]) {
       if (chunk < 0 || chunk >= schedule.chunks_of(stage) || micro_batch < 0 || micro_batch >= schedule.micro_batches)
         throw ConfigError(str("schedule '", schedule.name, "': stage ", stage, " computes chunk ", chunk,
-                              " of micro-batch ", micro_batch, "; there are ", schedule.chunks_of(stage), " chunks and ",
-                              schedule.micro_batches, " micro-batches, counted from 0"));
+                              " of micro-batch ", micro_batch, "; there are ", schedule.chunks_of(stage),
+                              " chunks and ", schedule.micro_batches, " micro-batches, counted from 0"));
       ++count[{chunk, micro_batch, kind}];
     }
     for (int chunk = 0; chunk < schedule.chunks_of(stage); ++chunk)

@@ -68,7 +68,9 @@ class Visiting {
     return !options_.has_backward ||
            static_cast<int>(forward_[first].size() - backward_[first].size()) < options_.active;
   }
-  bool is_first_of(int visit) const { return std::ranges::find(stage_of_, stage_of_[visit]) - stage_of_.begin() == visit; }
+  bool is_first_of(int visit) const {
+    return std::ranges::find(stage_of_, stage_of_[visit]) - stage_of_.begin() == visit;
+  }
   bool has_all_forwards(int stage) const {
     for (int visit = 0; visit < visits(); ++visit)
       if (stage_of_[visit] == stage && static_cast<int>(forward_[visit].size()) < options_.micro_batches) return false;
@@ -84,8 +86,7 @@ class Visiting {
     };
     for (int visit = 0; visit < visits(); ++visit) {
       if (stage_of_[visit] != stage) continue;
-      if (!is_first_of(visit) || may_open(stage))
-        offer(visit, true, forward_ready(visit), forward_[visit].size());
+      if (!is_first_of(visit) || may_open(stage)) offer(visit, true, forward_ready(visit), forward_[visit].size());
       if (options_.has_backward && (!options_.forwards_first || has_all_forwards(stage)))
         offer(visit, false, backward_ready(visit), backward_[visit].size());
     }
@@ -129,8 +130,7 @@ Schedule visits_schedule(const std::vector<int>& stage_of_visit, const VisitsOpt
   for (int stage = 0; stage < stages; ++stage)
     if (std::ranges::count(stage_of_visit, stage) == 0)
       throw ConfigError(str("schedule 'visits': no visit to stage ", stage, " of ", stages));
-  return assemble("visits", options.micro_batches, stage_of_visit,
-                  Visiting(stage_of_visit, stages, options).run());
+  return assemble("visits", options.micro_batches, stage_of_visit, Visiting(stage_of_visit, stages, options).run());
 }
 
 }  // namespace trireme::pipeline

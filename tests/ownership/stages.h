@@ -38,7 +38,7 @@ struct StepResult {
   std::vector<std::pair<std::string, at::Tensor>> gradients;  ///< undefined: none
   std::vector<std::pair<std::string, at::Tensor>> buffers;
   std::vector<int> visits;                   ///< of the last micro-batch
-  bool comes_back = false;                   ///< any micro-batch, see Ownership::comes_back()
+  bool comes_back = false;                   ///< any micro-batch, see ForwardFacts
   std::vector<OwnershipCounters> last_step;  ///< by stage: messages, bytes and waits for sizes that it added
 };
 
@@ -104,8 +104,9 @@ inline StepResult run_over_stages(const MakeProgram& make, int stages, int micro
       for (int m = 0; m < micro_batches; ++m) {
         const auto outputs = ownership.outputs(*open[m]);
         if (rank.id() == stages - 1) result.outputs[static_cast<size_t>(step) * micro_batches + m] = outputs;
-        if (rank.id() == 0) result.visits = ownership.visits(*open[m]);
-        if (rank.id() == 0) result.comes_back = result.comes_back || ownership.comes_back(*open[m]);
+        const ForwardFacts facts = ownership.facts(*open[m]);
+        if (rank.id() == 0) result.visits = facts.visits;
+        if (rank.id() == 0) result.comes_back = result.comes_back || facts.comes_back;
         open[m].reset();
       }
       ownership.finish();

@@ -57,8 +57,9 @@ struct Trained {
   }
 };
 
-Trained train(int stages, const Program& program, const std::string& pipeline = "interleaved",
-              const Samples& samples = [](int, int) { return 3; }) {
+Trained train(
+    int stages, const Program& program, const std::string& pipeline = "interleaved",
+    const Samples& samples = [](int, int) { return 3; }) {
   Trained trained;
   std::mutex mutex;
   run_ranks(stages, [&](Rank& rank) {
@@ -86,7 +87,8 @@ Trained train(int stages, const Program& program, const std::string& pipeline = 
       for (const Tensors& of_micro_batch : outputs) trained.losses.push_back(of_micro_batch.at(0));
     }
     std::map<std::string, Tensor> own;
-    for (const auto& parameter : engine.module().named_parameters()) own[parameter.key()] = parameter.value().detach().clone();
+    for (const auto& parameter : engine.module().named_parameters())
+      own[parameter.key()] = parameter.value().detach().clone();
     for (const auto& buffer : engine.module().named_buffers()) own[buffer.key()] = buffer.value().clone();
     const std::lock_guard lock(mutex);
     trained.tensors.insert(own.begin(), own.end());
@@ -98,8 +100,8 @@ Trained train(int stages, const Program& program, const std::string& pipeline = 
 Tensor layer(Net& net, int number, const Tensor& x) { return at::tanh(net.layers[number]->forward(x)); }
 Tensor there_and_back(Net& net, const Tensor& x) { return layer(net, 2, layer(net, 1, layer(net, 0, x))); }
 
-void expect_same(const Program& program, const std::string& last_pipeline,
-                 const Samples& samples = [](int, int) { return 3; }) {
+void expect_same(
+    const Program& program, const std::string& last_pipeline, const Samples& samples = [](int, int) { return 3; }) {
   const Trained expected = train(1, program, "interleaved", samples);
   for (const std::string pipeline : {"interleaved", "simple", "sequential"}) {
     const Trained found = train(2, program, pipeline, samples);

@@ -38,9 +38,9 @@ TEST(Visits, ALineOfStagesIsAsFastAs1F1BAndGPipe) {
     for (int stage = 0; stage < p; ++stage) line.push_back(stage);
     const double limit = simulate(one_f_one_b(p, 8), kTwice).makespan;
     EXPECT_NEAR(simulate(visits_schedule(line, {.micro_batches = 8, .active = p}), kTwice).makespan, limit, 1e-9) << p;
-    EXPECT_NEAR(simulate(visits_schedule(line, {.micro_batches = 8, .active = 8, .forwards_first = true}), kTwice)
-                    .makespan,
-                limit, 1e-9)
+    EXPECT_NEAR(
+        simulate(visits_schedule(line, {.micro_batches = 8, .active = 8, .forwards_first = true}), kTwice).makespan,
+        limit, 1e-9)
         << p;
   }
 }

@@ -48,6 +48,19 @@ enum class ForwardOrder : uint8_t {
   kTurns,     ///< on a stage passes take turns, so that none may need what another one writes
 };
 
+/// What a forward pass has shown of its program, the same on every stage.
+struct ForwardFacts {
+  std::vector<int> visits = {};  ///< the stages that ran operators, in program order
+  bool comes_back = false;       ///< a stage needed something of a later one, numbers that the program reads aside
+  std::vector<int> turns = {};   ///< the stages of all turns, each after those that it needs
+  /// By turn, where the micro-batch measures: multiply-adds, and as much for elements that are moved.
+  std::vector<double> costs = {};
+  bool reads_values = false;    ///< or sizes of another stage, on which its turns may depend
+  bool writes_lasting = false;  ///< it writes what is older than itself, as batch norm its statistics,
+  bool writes_twice = false;    ///< in a region, which a second run writes again
+  bool carries_state = false;   ///< it uses what another micro-batch may write in another turn of its stage
+};
+
 /// Decides what a rank does while forward passes wait, each of which runs in a thread of its own; one runs at a time.
 class ForwardTurns {
  public:
@@ -93,7 +106,8 @@ class Ownership {
   /// The state of one micro-batch from its forward pass to the end of its backward pass.
   using MicroBatch = ownership::MicroBatch;
   /// `number`: of the micro-batch among all of the run, alike on all stages. `seed`: of its random numbers.
-  /// What its forward pass may not do in `order` is a StateError. `measures`: see turn_costs().
+  /// What its forward pass may not do in `order` is a StateError. `measures`: see
+  /// ForwardFacts::costs.
   std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed, ForwardOrder order = ForwardOrder::kOneByOne,
                                     bool measures = false);
   /// While it lives, operators of this thread are the micro-batch's forward pass.
@@ -188,23 +202,7 @@ class Ownership {
   void send_gradients(MicroBatch& micro_batch, int piece);
   /// The results of the forward pass, detached, with its numbers on every stage; waits for it.
   std::vector<at::Tensor> outputs(MicroBatch& micro_batch);
-  /// The stages that ran operators, in program order.
-  const std::vector<int>& visits(const MicroBatch& micro_batch) const;
-  /// Whether a stage needed something of a later one in the forward pass, numbers that the program reads aside.
-  bool comes_back(const MicroBatch& micro_batch) const;
-  /// The stages of all turns of the forward pass, each after those that it needs.
-  std::vector<int> turns(const MicroBatch& micro_batch) const;
-  /// What each of them computed, where the micro-batch measures: multiply-adds, and as much for elements that are
-  /// moved. The same on every stage.
-  std::vector<double> turn_costs(const MicroBatch& micro_batch) const;
-  /// Whether the forward pass read or wrote what another one may have written in another turn of its stage; whether it
-  /// wrote what is older than itself at all, as batch norm its statistics; whether it read values or sizes of another
-  /// stage, on which its turns may depend.
-  bool carries_state(const MicroBatch& micro_batch) const;
-  bool writes_lasting(const MicroBatch& micro_batch) const;
-  bool reads_values(const MicroBatch& micro_batch) const;
-  /// Whether a region wrote what outlives the micro-batch, as batch norm its statistics: a second run writes it again.
-  bool writes_twice(const MicroBatch& micro_batch) const;
+  ForwardFacts facts(const MicroBatch& micro_batch) const;
   /// At the end of a step: all that was sent has left, and every forward pass was compared with the other stages'.
   /// Throws    CommError(kDiverged) on every stage: programs differ; names both operators.
   void finish();

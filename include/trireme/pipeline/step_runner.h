@@ -19,8 +19,8 @@ namespace trireme {
 struct StepRunnerOptions {
   /// In which order a stage runs the passes of a step: "interleaved" (1F1B), "simple" (all forward passes, then all
   /// backward passes), "sequential" (one micro-batch after the other, as a program's first step in any case). Where a
-  /// program comes back to a stage after another one, forward passes take turns on a stage, or run as "sequential" where
-  /// they cannot; rank 0 says so once.
+  /// program comes back to a stage after another one, forward passes take turns on a stage, or run as "sequential"
+  /// where they cannot; rank 0 says so once.
   std::string pipeline = "interleaved";
   /// The most micro-batches that are open at once on a stage under "interleaved"; 0: the stages and two more.
   int active_micro_batches = 0;

@@ -47,8 +47,8 @@ using Step = std::vector<Instruction>;
 
 /// Which stage has which part of the model; each micro-batch passes the parts in order.
 enum class PartOrder : uint8_t {
-  kLoop,  ///< chunk c of stage s is part c * stages + s
-  kV,     ///< two chunks: stage s has the parts s and 2 * stages - 1 - s
+  kLoop,    ///< chunk c of stage s is part c * stages + s
+  kV,       ///< two chunks: stage s has the parts s and 2 * stages - 1 - s
   kListed,  ///< as Schedule::stage_of_part says; chunk c of a stage is the c-th of its parts
 };
 

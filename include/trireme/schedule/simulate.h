@@ -13,7 +13,7 @@ struct PartTimes {
   double forward = 1;
   double backward_input = 1;
   double backward_weight = 1;
-  double message = 0;  ///< from the send to when the peer can receive it
+  double message = 0;                ///< from the send to when the peer can receive it
   std::vector<double> of_part = {};  ///< by part: how many times as long its computations are; empty: once
 };
 
