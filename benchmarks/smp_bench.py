@@ -34,7 +34,7 @@ def first_of(shape, blocks):
 
 
 def simulated_speed_up(shape, micro_batches):
-    """Of a tied model, by the order in which its visits run and their shares of the work."""
+    """The speed-up of a tied model, by the order in which its visits run and their shares of the work."""
     from trireme._native import core
     first = first_of(shape, shape["layers"])
     times = [first, shape["layers"] - first, head_of(shape)]

@@ -96,7 +96,7 @@ MessageName in_step(MessageName name, int64_t first) {
   return name;
 }
 
-/// What a stage has done, by a message of a step that begins with micro-batch `first`.
+/// The deed of a stage, by a message of a step that begins with micro-batch `first`.
 std::string sent_text(const Header& came, int64_t first) {
   if (came.kind != MessageKind::kEnd) return str("sent ", text_of(in_step(message_of(came), first)));
   return str("ended micro-batch ", came.micro_batch - first, " after ", came.position, " operators");
@@ -472,7 +472,7 @@ void Mailbox::take(const Wait& wait) {
   }
 }
 
-/// What a stage does while it waits: looks for what ends the wait without the message.
+/// The watch of a stage that waits: looks for what ends the wait without the message.
 bool Mailbox::watch_wait(const Wait& wait, Clock::duration waited, bool& has_told) {
   const MessageName& name = wait.name;
   const auto here = [&] { return wait_text(post_.stage(), in_step(name, first_), wait.stage); };

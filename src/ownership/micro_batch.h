@@ -50,7 +50,7 @@ struct MicroBatch {
   };
   std::map<TransferId, Sizes> gradient_sizes = {};
   ForwardFacts shown = {};  ///< turns and costs aside, which are in `turns`
-  /// What is older than the micro-batch and was used: the turn of its stage, and whether it was written.
+  /// A tensor that is older than the micro-batch and was used: the turn of its stage, and whether it was written.
   struct Lasting {
     int turn;
     bool is_written = false;

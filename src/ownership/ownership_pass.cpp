@@ -59,7 +59,7 @@ bool draws(const OperatorCall& call, const OperatorFacts& facts) {
   return !(by.isBool() && !by.toBool()) && !(by.isDouble() && by.toDouble() == 0);
 }
 
-/// Of a call that a stage runs: each stage tells sizes by itself.
+/// The key of a call that a stage runs: each stage tells sizes by itself.
 Key key_on(int stage, const OperatorFacts& facts, const OperatorCall& call, bool& is_complete) {
   return key_of(mix64(facts.hash + static_cast<uint64_t>(stage + 1)), call.arguments(), is_complete);
 }
@@ -102,7 +102,7 @@ void note_region_writes(MicroBatch& now, Homes& homes, const OperatorCall& call,
   }
 }
 
-/// What a call computes, by the sizes of its arguments, which every stage has.
+/// The work of a call, by the sizes of its arguments, which every stage has.
 double cost_of_call(const OperatorCall& call, OperatorRows& rows) {
   constexpr double kPerElement = 10;  // multiply-adds in the time in which an element is read or written
   double cost = 0;
@@ -115,8 +115,8 @@ double cost_of_call(const OperatorCall& call, OperatorRows& rows) {
   return cost;
 }
 
-/// What is older than the micro-batch, in the turn in which the operator has all that it needs. Parameters that are
-/// read are the same for all of them.
+/// Tensors that are older than the micro-batch, in the turn in which the operator has all that it needs. Parameters
+/// that are read are the same for all of them.
 void touch_lasting(MicroBatch& now, const OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed) {
   if (facts.view_of >= 0 || now.replay) return;
   const auto own = static_cast<uint64_t>(now.number + 1);

@@ -25,7 +25,7 @@ bool Turns::message(int from, int to) {
   return is_another;
 }
 
-// What a turn sends it sends after all that it has received.
+// A turn sends after all that it has received.
 std::vector<Turns::Turn> Turns::in_order() const {
   std::vector<Turn> turns = turns_;
   std::ranges::stable_sort(turns, {}, &Turn::received_last);

@@ -22,7 +22,7 @@ class Turns {
   int count(int stage) const { return stages_[stage].count; }
   /// The stages of all turns, each after those that it needs. A stage's first turn is there in any case.
   std::vector<int> order() const;
-  /// What they spent, in the same order.
+  /// The costs of turns, in the same order.
   std::vector<double> costs() const;
 
  private:

@@ -28,7 +28,7 @@ MessageName message_of(const Header& header);
 /// Values, numbers, sizes of calls and ends: what is taken in the order in which it was sent.
 inline bool is_forward(MessageKind kind) { return kind <= MessageKind::kEnd; }
 
-/// What is taken in any order is found by kind, micro-batch and number; a gradient that there is not, as one.
+/// The key of what is taken in any order: kind, micro-batch and number; a gradient that there is not, as one.
 using AsideKey = std::tuple<MessageKind, int64_t, int64_t>;
 AsideKey aside_key(const MessageName& name);
 using SizesKey = std::pair<uint64_t, uint64_t>;
@@ -37,7 +37,7 @@ class Waiting {
  public:
   explicit Waiting(Post& post) : post_(post), stages_(static_cast<size_t>(post.size())) {}
 
-  // What this stage has sent, since the begin of a step:
+  // Messages of this stage, since the begin of a step:
   void sent(int stage, const MessageName& name);
   void told(const SizesKey& key) { told_.insert(key); }
 
@@ -47,7 +47,7 @@ class Waiting {
   /// A message of `stage` has come: it waits no longer, but for what a note says.
   void heard(int stage, const Header& header);
 
-  /// What other stages wait for that this one has not sent, unless it is under way.
+  /// Messages that other stages wait for and this one has not sent.
   std::vector<std::pair<int, MessageName>> wanted() const;
   /// Whether every other stage has said that it waits, and not for what this one has sent, or has finished its step.
   bool do_all_wait() const;

@@ -145,7 +145,7 @@ class StepRunner::Impl {
     return static_cast<uint64_t>(*seed.const_data_ptr<int64_t>());
   }
 
-  /// What steps of one name have shown of their program, on every stage alike. A program that once came back to a stage
+  /// The program of steps of one name, as they have shown it, on every stage alike. One that once came back to a stage
   /// may do so again.
   struct Known {
     bool comes_back = false;      ///< a stage needs what a later one has computed

@@ -20,7 +20,7 @@
 
 namespace trireme {
 
-/// What a step does with its micro-batches.
+/// The work of a step with its micro-batches.
 struct MicroBatchWork {
   std::function<void(int micro_batch)> forward;  ///< on a thread of its own
   /// After its forward: the pieces of its backward pass; 0: it has none.

@@ -48,7 +48,7 @@ enum class ForwardOrder : uint8_t {
   kTurns,     ///< on a stage passes take turns, so that none may need what another one writes
 };
 
-/// What a forward pass has shown of its program, the same on every stage.
+/// The program as a forward pass has shown it, the same on every stage.
 struct ForwardFacts {
   std::vector<int> visits = {};  ///< the stages that ran operators, in program order
   bool comes_back = false;       ///< a stage needed something of a later one, numbers that the program reads aside
@@ -137,7 +137,7 @@ class Ownership {
   };
   /// Forward passes of the step take turns, as `turns` says; null: they do not. Outlives the step.
   void take_turns(ForwardTurns* turns);
-  /// Of a message that a forward pass waits for: whether it has come; whether it brings sizes that no earlier call had,
+  /// A message that a forward pass waits for: whether it has come; whether it brings sizes that no earlier call had,
   /// which the order of turns does not know of.
   bool has_come(const ownership::Wait& wait);
   static bool is_for_new_sizes(const ownership::Wait& wait);
