@@ -38,11 +38,17 @@ _PROGRAM = """
         with smp.tensor_parallelism():
             return gpt2(True)
 
+    def marked_llama():
+        import transformers
+        with smp.tensor_parallelism():
+            return transformers.LlamaForCausalLM(transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                                                                         num_key_value_heads=2, vocab_size=64, max_position_embeddings=16))
+
     def batches(count=3):
         torch.manual_seed(9)
         return [(torch.randint(48, (8, 12)),) for _ in range(count)]
 
-    def made(net, loss_of, make=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)):
+    def made(net, loss_of, make=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, eps=1e-3)):  # a key's bias has gradients of noise
         model = smp.DistributedModel(net)
         optimizer = smp.DistributedOptimizer(make(model.parameters()))
         @smp.step
@@ -109,6 +115,69 @@ class Trains(SmpTensor):
                 with self.subTest(name, ranks=ranks):
                     self.assert_close(self.on(ranks, text), expected)
 
+    def test_gradients_are_clipped_by_the_norm_of_all_slices(self):
+        text = """
+    model, optimizer, train_step = made(MODEL)
+    result = taught(model, optimizer, train_step, batches()[:2], max_norm=0.25)
+"""
+        for name, model in {**_MODELS, "shared keys": "marked_llama(), gpt2_loss"}.items():
+            degree = 4 if name == "shared keys" else 2
+            with self.subTest(name):
+                expected = self.on(1, text.replace("MODEL", model))
+                self.assertGreater(expected[0]["norm"][0], 0.25)
+                self.assert_close(self.on(degree, text.replace("MODEL", model), degree), expected)
+
+    def test_dropout_is_the_same_on_ranks_that_share_layers_whatever_their_seeds(self):
+        found = self.on(2, """
+    model, optimizer, train_step = made(Head(), head_loss)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
+    torch.manual_seed(smp.rank())
+    before = taught(model, optimizer, train_step, batches()[:1])
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps(before[0]["gradients"]["lm.position_embedding.weight"]))]
+""")
+        self.assertEqual(found[0], found[1])
+
+
+_SAVES = """
+    model, optimizer, train_step = made(MODEL)
+    taught(model, optimizer, train_step, batches()[:1])
+    if smp.rdp_rank() == 0:
+        smp.save({"model": model.local_state_dict(), "optimizer": optimizer.local_state_dict(), "epoch": 1}, FOLDER + "/partial.pt")
+        whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 1}
+        if smp.rank() == 0:
+            smp.save(whole, FOLDER + "/full.pt", partial=False)
+    smp.barrier()
+    result = [taught(model, optimizer, train_step, batches()[1:]), state_of(model)]
+"""
+_LOADS = """
+    model, optimizer, train_step = made(MODEL)
+    if LATE:
+        taught(model, optimizer, train_step, batches()[:2])
+        with torch.no_grad():
+            [parameter.add_(1) for parameter in model.module.parameters()]
+    found = smp.load(FOLDER + "/" + FILE, partial=FILE == "partial.pt")
+    assert found["epoch"] == 1
+    model.load_state_dict(found["model"])
+    optimizer.load_state_dict(found["optimizer"])
+    result = [taught(model, optimizer, train_step, batches()[1:]), state_of(model)]
+"""
+
+
+class Saves(SmpTensor):
+    def filled(self, text, file="", late=False):
+        for name, value in {"MODEL": _MODELS["head"], "FOLDER": repr(str(self.folder)), "FILE": repr(file), "LATE": repr(late)}.items():
+            text = text.replace(name, value)
+        return text
+
+    def test_what_ranks_with_slices_save_any_number_of_ranks_loads(self):
+        for saving in (2, 4, 1):
+            expected = self.on(saving, self.filled(_SAVES))
+            for loading in (1, 2, 4):
+                for file in ("partial.pt", "full.pt"):
+                    with self.subTest(saving=saving, loading=loading, file=file):
+                        self.assert_close(self.on(loading, self.filled(_LOADS, file, late=file == "full.pt")), expected)
 
 if __name__ == "__main__":
     main()
