@@ -128,16 +128,23 @@ class Trains(SmpTensor):
                 self.assert_close(self.on(degree, text.replace("MODEL", model), degree), expected)
 
     def test_dropout_is_the_same_on_ranks_that_share_layers_whatever_their_seeds(self):
-        found = self.on(2, """
-    model, optimizer, train_step = made(Head(), head_loss)
-    for module in model.modules():
+        text = """
+    net = Head()
+    kept = []
+    net.lm.transformer.register_forward_hook(lambda module, args, output: kept.append(bits(output[0])))
+    model, optimizer, train_step = made(net, head_loss)
+    for module in net.modules():
         if isinstance(module, nn.Dropout):
-            module.p = 0.5
+            module.p = RATE
+    batch = batches()[0]
     torch.manual_seed(smp.rank())
-    before = taught(model, optimizer, train_step, batches()[:1])
-    result = [json.loads(text) for text in smp.state.world.gather(json.dumps(before[0]["gradients"]["lm.position_embedding.weight"]))]
-""")
-        self.assertEqual(found[0], found[1])
+    train_step(*batch)
+    optimizer.step()
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps(kept))]
+"""
+        with_dropout, without = (self.on(2, text.replace("RATE", rate)) for rate in ("0.5", "0.0"))
+        self.assertEqual(with_dropout[0], with_dropout[1])
+        self.assertNotEqual(with_dropout[0], without[0])
 
 
 _SAVES = """
@@ -178,6 +185,153 @@ class Saves(SmpTensor):
                 for file in ("partial.pt", "full.pt"):
                     with self.subTest(saving=saving, loading=loading, file=file):
                         self.assert_close(self.on(loading, self.filled(_LOADS, file, late=file == "full.pt")), expected)
+
+
+class Cuts(SmpTensor):
+    """What is cut, and what a program sees of it."""
+
+    def test_marks_and_own_modules_are_cut_and_all_else_is_whole(self):
+        text = """
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            with smp.tensor_parallelism():
+                self.marked, self.words = nn.Linear(16, 24), nn.Embedding(48, 16)
+                with smp.tensor_parallelism(enabled=False):
+                    self.unmarked = nn.Linear(24, 24)
+            self.own, self.plain, self.few = smp.nn.DistributedLinear(24, 24), nn.Linear(24, 16, bias=False), smp.nn.DistributedLinear(1, 16)
+            self.block = smp.nn.DistributedTransformerLayer(3, 8, 16, 32, 0.0, 0.0)  # heads that two ranks cannot share
+            self.lm_head = nn.Linear(16, 48)
+            self.register_buffer("seen", torch.zeros(()))
+        def forward(self, ids):
+            hidden = self.plain(self.own(self.unmarked(self.marked(self.words(ids)))))
+            hidden = self.block((hidden + self.few(ids[..., None] / 48), None))[0]
+            return self.lm_head(hidden)
+    net = Mixed()
+    smp.set_tensor_parallelism(net.lm_head, False)
+    model, optimizer, train_step = made(net, head_loss)
+    found = [taught(model, optimizer, train_step, batches()[:2]), state_of(model)]
+    named = dict(model.module.named_parameters())
+    result = [found, [name for name, one in named.items() if model.is_distributed_parameter(one)], [name for name, one in named.items() if model.is_scaled_batch_parameter(one)],
+              [name for name, inner in model.module.named_modules() if any(inner is one for one in model.distributed_modules())],
+              [name for name, _ in model.scaled_batch_reducer_named_parameters()], len(list(model.default_reducer_named_parameters())) + len(list(model.scaled_batch_reducer_named_parameters())) - len(named),
+              [model.is_distributed_buffer(net.seen), list(net.marked.weight.shape), found[0][0]["sizes"]]]
+"""
+        alone, found = self.on(1, text), self.on(2, text)
+        self.assert_close(found[0], alone[0])
+        weights = ["marked.weight", "words.weight", "own.weight", "block.output.dense1.weight", "block.output.dense1.bias", "block.output.dense2.weight"]
+        self.assertEqual(sorted(found[1]), sorted(weights))
+        biases = ["marked.bias", "own.bias", "block.output.dense2.bias"]
+        self.assertEqual(sorted(found[2]), sorted(weights + biases))
+        self.assertEqual(found[3], ["marked", "words", "own", "block.output.dense1", "block.output.dense2"])
+        self.assertEqual(found[4], found[2])
+        self.assertEqual(found[5:], [0, [False, [24, 16], [12, 48]]])
+        self.assertEqual(alone[1:5], [[], [], [], []])
+
+    def test_of_a_model_of_transformers_marked_layers_alone(self):
+        text = """
+    net = gpt2(True)
+    smp.set_tensor_parallelism(net.transformer.h[1])
+    model, optimizer, train_step = made(net, gpt2_loss)
+    result = [[taught(model, optimizer, train_step, batches()[:2]), state_of(model)], [name for name, one in model.module.named_parameters() if model.is_distributed_parameter(one)]]
+"""
+        alone, found = self.on(1, text), self.on(2, text)
+        self.assert_close(found[0], alone[0])
+        self.assertEqual(found[1], [f"transformer.h.1.{name}" for name in ("attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_fc.bias",
+                                                                           "mlp.c_proj.weight")])
+
+    def test_without_a_step_function_and_after_cpu_the_model_computes_as_before(self):
+        found = self.on(2, """
+    torch.manual_seed(5)
+    plain = Head()
+    ids = batches()[0][0] % 48
+    expected = plain(ids)
+    torch.manual_seed(5)
+    model, optimizer, train_step = made(Head(), head_loss)
+    @smp.step
+    def evaluate(ids):
+        return model(ids)
+    with torch.no_grad():
+        within = evaluate(ids).concat()
+    outside = told(lambda: numbers(model(ids)))
+    model.cpu()
+    differences = [(one - expected).abs().max().item() for one in (within, model(ids))]
+    result = [outside, differences, [list(p.shape) for p in model.module.parameters()] == [list(p.shape) for p in plain.parameters()]]
+""")
+        self.assertTrue(found[0].startswith("StateError: DistributedModel: a call outside of a @smp.step function"), found[0])
+        self.assertLess(max(found[1]), LARGEST)
+        self.assertTrue(found[2])
+
+
+class Refusals(SmpTensor):
+    def test_keys_that_do_not_fit_are_named_with_their_fix(self):
+        found = self.ran(4, """
+    def read(**options):
+        return told(lambda: smp.init({"partitions": 1, "ddp": True, "prescaled_batch": True, **options}))
+    result = [read(tensor_parallel_degree=0), read(tensor_parallel_degree=3), read(tensor_parallel_degree=2, ddp=False), read(tensor_parallel_degree=2, prescaled_batch=False),
+              read(tensor_parallel_degree=2, partitions=2), read(prescaled_batch=True)]
+""")
+        expected = ["ConfigError: smp.init: `tensor_parallel_degree` = 0; expected a whole number of 1 or more",
+                    "ConfigError: smp.init: `pipeline_parallel_degree` = 1 · `tensor_parallel_degree` = 3 does not divide the 4 ranks; start a multiple of 3 ranks",
+                    "ConfigError: smp.init: `tensor_parallel_degree` = 2 needs `ddp` = true; give it",
+                    "UnsupportedError: smp.init: `prescaled_batch` = false with `tensor_parallel_degree` = 2 is not there yet",
+                    "UnsupportedError: smp.init: `tensor_parallel_degree` = 2 with `pipeline_parallel_degree` = 2 is not there yet",
+                    "ConfigError: smp.init: `prescaled_batch` = true says that ranks which share layers get one batch, and `tensor_parallel_degree` is 1"]
+        for text, part in zip(found, expected, strict=True):
+            self.assertTrue(text.startswith(part), (text, part))
+
+    def test_other_samples_on_ranks_that_share_layers(self):
+        found = self.on(4, """
+    model, optimizer, train_step = made(Head(), head_loss)
+    text = told(lambda: train_step(torch.full((4, 12), 1 + smp.rank() // 3)))
+    result = smp.state.world.gather(text)
+""")
+        self.assertEqual(len(set(found)), 1)
+        self.assertTrue(found[0].startswith("StateError: smp.step: train_step()") or "train_step" in found[0], found[0])
+        self.assertIn("the arguments are others on rank 3 than on rank 2, and these share layers; with `prescaled_batch` = true", found[0])
+
+    def test_what_would_make_other_modules(self):
+        found = self.on(2, """
+    class Ours(nn.Linear):
+        pass
+    class Theirs(smp.nn.DistributedModule):
+        pass
+    smp.tp_register_with_module(Ours, Theirs)
+    def of(make, **options):
+        with smp.tensor_parallelism(**options):
+            net = make()
+        return told(lambda: smp.DistributedModel(net))
+    result = [of(lambda: Ours(4, 4)), of(lambda: nn.Linear(4, 4), use_alibi=True), of(lambda: nn.Linear(4, 4), hidden_size=3)]
+    of(lambda: nn.Linear(4, 4), fused_softmax=True, fp32_residual_addition=False)
+""")
+        for text, part in zip(found, ["UnsupportedError: smp.tp_register: Ours is marked, and Theirs in the place of it is not there yet",
+                                      "UnsupportedError: smp.tensor_parallelism(use_alibi=True) of Linear is not there yet",
+                                      "UnsupportedError: smp.tensor_parallelism(hidden_size=3) of Linear is not there yet"], strict=True):
+            self.assertTrue(text.startswith(part), (text, part))
+
+
+class Ranks(SmpTensor):
+    def test_by_placement(self):
+        """Ranks that share layers are among those of dp_size(), whatever the order; mp · rdp = pp · dp = size."""
+        for strategy, tp_of, rdp_of in (("cluster", lambda rank: rank % 2, lambda rank: rank // 2), ("DPT", lambda rank: rank % 2, lambda rank: rank // 2),
+                                        ("TPD", lambda rank: rank // 2, lambda rank: rank % 2), ("spread", lambda rank: rank // 2, lambda rank: rank % 2)):
+            found = self.on(4, """
+    mine = [smp.pp_rank(), smp.tp_rank(), smp.rdp_rank(), smp.mp_rank(), smp.dp_rank(), smp.pp_size(), smp.tp_size(), smp.rdp_size(), smp.mp_size(), smp.dp_size()]
+    mine.append([smp.get_tp_group(), smp.get_rdp_group(), smp.get_mp_group(), smp.get_dp_group()])
+    mine.append([torch.distributed.get_process_group_ranks(group) for group in (smp.get_tp_process_group(), smp.get_rdp_process_group())])
+    model, optimizer, train_step = made(Head(), head_loss)
+    loss = taught(model, optimizer, train_step, batches()[:1])[0]["loss"]
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps([mine, loss]))]
+""", placement_strategy=strategy)
+            expected = self.on(1, "    result = taught(*made(Head(), head_loss), batches()[:1])[0]['loss']")
+            for rank, (mine, loss) in enumerate(found):
+                with self.subTest(strategy, rank=rank):
+                    tp, rdp = tp_of(rank), rdp_of(rank)
+                    sharing, copies = ([one for one in range(4) if of(one) == of(rank)] for of in (rdp_of, tp_of))
+                    self.assertEqual(mine[:10], [0, tp, rdp, tp, rank, 1, 2, 2, 2, 4])
+                    self.assertEqual(mine[10:], [[sharing, copies, sharing, [0, 1, 2, 3]], [sharing, copies]])
+                    self.assert_close(loss, expected)
+
 
 if __name__ == "__main__":
     main()

@@ -139,9 +139,10 @@ class DistributedModel(torch.nn.Module):
         running = program.running()
         if self._is_plain:
             return self.module(*args, **kwargs)
-        if running is None and ranks.pp_size() > 1:
-            raise StateError("DistributedModel: a call outside of a @smp.step function, where only this stage's tensors have numbers; put it into one, for evaluation, "
-                             "too (without backward(), under torch.no_grad())")
+        if running is None and ranks.mp_size() > 1:
+            what = "only this stage's tensors have numbers" if ranks.pp_size() > 1 else "ranks do not compute on slices of layers"
+            raise StateError(f"DistributedModel: a call outside of a @smp.step function, where {what}; put it into one, for evaluation, too (without backward(), under "
+                             "torch.no_grad())")
         if running is not None and not self.partitioned:
             raise Unwound(args, kwargs)
         return self.module(*args, **kwargs)

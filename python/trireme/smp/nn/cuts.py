@@ -105,8 +105,8 @@ def _check_mark(name, inner, mark):
 def _cut_of(inner, name, owner):
     """(cut, the number that ranks share) of a linear layer or an embedding, of this name in the module `owner`."""
     if isinstance(inner, torch.nn.Embedding):
-        if isinstance(owner, DistributedTransformerLMHead) and name == "word_embedding":
-            return _VOCABULARY, inner.num_embeddings
+        if isinstance(owner, DistributedTransformerLMHead):  # vectors of others would be gathered before each norm
+            return (_VOCABULARY if name == "word_embedding" else _WHOLE), inner.num_embeddings
         return _VECTORS, inner.embedding_dim
     if isinstance(owner, DistributedAttentionLayer):
         return (_ROW if name == "dense" else _COLUMN), owner.num_attention_heads
