@@ -9,14 +9,15 @@ LARGEST = 1e-5
 _PROGRAM = """
     size = int(os.environ.get("WORLD_SIZE", 1))
     degree = min(size, DEGREE)
-    smp.init({"partitions": 1, "microbatches": 2, **({"tensor_parallel_degree": degree, "ddp": True, "prescaled_batch": True} if degree > 1 else {}), **OPTIONS})
+    smp.init({"partitions": 1, "microbatches": 2, **({"tensor_parallel_degree": degree, "ddp": True, "prescaled_batch": PRESCALED} if degree > 1 else {}), **OPTIONS})
     torch.manual_seed(5)
 
     def numbers(tensor):
         return tensor.detach().double().flatten().tolist()
 
     def own_samples(batch):
-        return [tensor.chunk(smp.rdp_size())[smp.rdp_rank()] for tensor in batch]
+        count, number = (smp.rdp_size(), smp.rdp_rank()) if PRESCALED else (smp.dp_size(), smp.dp_rank())
+        return [tensor.chunk(count)[number] for tensor in batch]
 
     class Head(nn.Module):
         def __init__(self):
@@ -91,8 +92,12 @@ def furthest(found, expected):
 
 
 class SmpTensor(Case):
-    def on(self, ranks, text, degree=2, **options):
-        return self.ran(ranks, _PROGRAM.replace("DEGREE", str(degree)).replace("OPTIONS", repr(options)) + text)
+    def on(self, ranks, text, degree=2, prescaled=True, **options):
+        values = {"DEGREE": degree, "OPTIONS": options, "PRESCALED": prescaled}
+        program = _PROGRAM
+        for name, value in values.items():
+            program = program.replace(name, repr(value))
+        return self.ran(ranks, program + text)
 
     def assert_close(self, found, expected, largest=LARGEST):
         difference, *where = furthest(found, expected)
@@ -111,9 +116,35 @@ class Trains(SmpTensor):
         for name, model in _MODELS.items():
             text = _TRAINS.replace("MODEL", model)
             expected = self.on(1, text)
-            for ranks in (2, 4):
-                with self.subTest(name, ranks=ranks):
-                    self.assert_close(self.on(ranks, text), expected)
+            for ranks, options in ((2, {}), (4, {"optimize": "speed"}), (2, {"optimize": "speed", "prescaled": False}), (4, {"prescaled": False})):
+                with self.subTest(name, ranks=ranks, **options):
+                    self.assert_close(self.on(ranks, text, **options), expected)
+
+    def test_of_results_each_rank_has_the_rows_of_its_own_samples(self):
+        text = """
+    model, optimizer, train_step = made(marked_gpt2(), gpt2_loss)
+    @smp.step(input_split_axes={"kept": 1}, non_split_inputs=["whole"])
+    def evaluate(ids, *more, whole=None, **others):
+        found = model(input_ids=ids).logits
+        return {"logits": found, "ids": [ids + 0, *[one["ids"] for one in more], others["other"]], "mean": found.mean(), "sum of whole": whole.sum()}
+    ids, = batches()[0]
+    own, = own_samples((ids,))
+    with torch.no_grad():
+        found = evaluate(own, {"ids": own + 1, "what": 3}, whole=torch.arange(3.0), other=(own + 2)[:, :, None])
+    rows = {json.dumps(ids): [numbers(logits), more, further, other] for ids, logits, more, further, other in
+            zip(*([row for row in one.concat().tolist()] for one in (found["ids"][0],)), found["logits"].concat(), *(one.concat().tolist() for one in found["ids"]))}
+    result = [of_all(rows), [list(one.shape) for one in found["logits"].outputs], found["mean"].reduce_mean().item(), found["sum of whole"].outputs[0].item()]
+"""
+        expected = self.on(1, text)
+        for ranks in (2, 4):
+            found = self.on(ranks, text, prescaled=False)
+            self.assertEqual(found[1], [[4 // ranks, 12, 64]] * 2)
+            self.assertEqual(len(found[0]), 8)
+            for ids, (logits, *others) in found[0].items():
+                self.assert_close(logits, expected[0][ids][0])
+                self.assertEqual(others, expected[0][ids][1:])
+            self.assertEqual(found[3], 3.0)
+        self.assert_close([self.on(2, text, prescaled=False)[2]], [expected[2]])
 
     def test_gradients_are_clipped_by_the_norm_of_all_slices(self):
         text = """
@@ -142,7 +173,7 @@ class Trains(SmpTensor):
     optimizer.step()
     result = [json.loads(text) for text in smp.state.world.gather(json.dumps(kept))]
 """
-        with_dropout, without = (self.on(2, text.replace("RATE", rate)) for rate in ("0.5", "0.0"))
+        with_dropout, without = (self.on(2, text.replace("RATE", rate), optimize="speed") for rate in ("0.5", "0.0"))
         self.assertEqual(with_dropout[0], with_dropout[1])
         self.assertNotEqual(with_dropout[0], without[0])
 
@@ -268,15 +299,15 @@ class Refusals(SmpTensor):
         found = self.ran(4, """
     def read(**options):
         return told(lambda: smp.init({"partitions": 1, "ddp": True, "prescaled_batch": True, **options}))
-    result = [read(tensor_parallel_degree=0), read(tensor_parallel_degree=3), read(tensor_parallel_degree=2, ddp=False), read(tensor_parallel_degree=2, prescaled_batch=False),
-              read(tensor_parallel_degree=2, partitions=2), read(prescaled_batch=True)]
+    result = [read(tensor_parallel_degree=0), read(tensor_parallel_degree=3), read(tensor_parallel_degree=2, ddp=False),
+              read(tensor_parallel_degree=2, partitions=2), read(tensor_parallel_degree="two"), read(tensor_parallel_degree=2, prescaled_batch=1)]
 """)
         expected = ["ConfigError: smp.init: `tensor_parallel_degree` = 0; expected a whole number of 1 or more",
                     "ConfigError: smp.init: `pipeline_parallel_degree` = 1 · `tensor_parallel_degree` = 3 does not divide the 4 ranks; start a multiple of 3 ranks",
                     "ConfigError: smp.init: `tensor_parallel_degree` = 2 needs `ddp` = true; give it",
-                    "UnsupportedError: smp.init: `prescaled_batch` = false with `tensor_parallel_degree` = 2 is not there yet",
                     "UnsupportedError: smp.init: `tensor_parallel_degree` = 2 with `pipeline_parallel_degree` = 2 is not there yet",
-                    "ConfigError: smp.init: `prescaled_batch` = true says that ranks which share layers get one batch, and `tensor_parallel_degree` is 1"]
+                    'ConfigError: smp.init: `tensor_parallel_degree` = "two"; expected a whole number of 1 or more',
+                    "ConfigError: smp.init: `prescaled_batch` = 1; expected true or false"]
         for text, part in zip(found, expected, strict=True):
             self.assertTrue(text.startswith(part), (text, part))
 
@@ -289,6 +320,27 @@ class Refusals(SmpTensor):
         self.assertEqual(len(set(found)), 1)
         self.assertTrue(found[0].startswith("StateError: smp.step: train_step()") or "train_step" in found[0], found[0])
         self.assertIn("the arguments are others on rank 3 than on rank 2, and these share layers; with `prescaled_batch` = true", found[0])
+
+    def test_samples_that_cannot_be_joined_and_results_that_are_not_by_samples(self):
+        found = self.on(2, """
+    model, optimizer, train_step = made(Head(), head_loss)
+    def of(call, *args, **options):
+        @smp.step(**options)
+        def called(*args, whole=None):
+            return call(*args)
+        texts = smp.state.world.gather(json.dumps(told(lambda: called(*args[:-1], whole=args[-1]))))
+        return [json.loads(text) for text in texts]
+    rank, ids, first = smp.rank(), torch.ones(4, 3), lambda one, *others: one
+    result = [of(first, ids[:2 + 2 * rank], None), of(first, ids, rank), of(first, ids, torch.tensor([rank]), non_split_inputs=["whole"]), of(first, {ids}, None),
+              of(first, ids.clone().requires_grad_(), None), of(lambda one: one.sum(0), ids, None), of(first, ids.T.contiguous(), None, input_split_axes={"args": 1})]
+""", prescaled=False)
+        differ = "StateError: smp.step: {}: the arguments of ranks 0 and 1, which share layers, differ in more than the numbers of their samples"
+        parts = [differ, differ, differ, "UnsupportedError: smp.step: {}: `args` has a set, whose samples are not joined", "UnsupportedError: smp.step: {}: `args` requires a gradient",
+                 "UnsupportedError: smp.step: {}: a result of the sizes [3] is not by samples in dim 0, of which there are [4] on the ranks",
+                 "UnsupportedError: smp.step: {}: a result of the sizes [3, 4] is not by samples in dim 0"]
+        for texts, part in zip(found, parts, strict=True):
+            for text in texts:
+                self.assertTrue(str(text).startswith(part.replace("{}", text.split(": ")[2])), (text, part))
 
     def test_what_would_make_other_modules(self):
         found = self.on(2, """

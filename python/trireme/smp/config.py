@@ -202,19 +202,11 @@ def resolved(options, size):
 def _check_tensor(cfg):
     """Raises  ConfigError, UnsupportedError: keys that do not fit `tensor_parallel_degree`."""
     degree, stages = cfg.tensor_parallel_degree, cfg.pipeline_parallel_degree
-    if degree == 1:
-        if cfg.prescaled_batch:
-            raise ConfigError("smp.init: `prescaled_batch` = true says that ranks which share layers get one batch, and `tensor_parallel_degree` is 1; give a greater one, "
-                              "or leave `prescaled_batch` out")
-        return
-    if stages > 1:
+    if degree > 1 and stages > 1:
         raise UnsupportedError(f"smp.init: `tensor_parallel_degree` = {degree} with `pipeline_parallel_degree` = {stages} is not there yet: stages of a step function do "
                                "not own slices of layers; give 1 for one of the two")
-    if not cfg.ddp:
+    if degree > 1 and not cfg.ddp:
         raise ConfigError(f"smp.init: `tensor_parallel_degree` = {degree} needs `ddp` = true; give it")
-    if not cfg.prescaled_batch:
-        raise UnsupportedError(f"smp.init: `prescaled_batch` = false with `tensor_parallel_degree` = {degree} is not there yet: a step function does not gather the samples "
-                               "of the ranks that share layers; give `prescaled_batch` = true, and each rank the samples of smp.rdp_rank() out of smp.rdp_size()")
 
 
 def given(cfg_dict):

@@ -40,7 +40,7 @@ class StepEngine(Engine):
         micro_batches = state.cfg.microbatches
         config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": micro_batches * calls_per_step, "gradient_clipping": 0.0}
         if ranks.tp_size() > 1:
-            config["tensor_parallel"] = cuts.section_of(module, ranks.tp_size())
+            config["tensor_parallel"] = {**cuts.section_of(module, ranks.tp_size()), "sequence_parallel": state.cfg.optimize == "memory"}
         super().__init__(module, config, origin="smp.init",
                          unmanaged=[parameter for name, parameter in module.named_parameters() if self.homes[name] != ranks.pp_rank()])
         if sums or calls_per_step > 1:

@@ -91,12 +91,15 @@ def agreed(call, args, kwargs, agenda):
 
 
 def _check_shared(call, texts):
-    """Raises StateError, on every rank: ranks that share layers have other arguments, by their descriptions."""
+    """Raises StateError, on every rank: ranks that share layers have other arguments, by their descriptions, and should
+    have the same."""
+    if not state.cfg.prescaled_batch:
+        return  # samples.py looks
     for first, *others in state.topology.groups_along("tensor"):
         for rank in others:
             if texts[rank] != texts[first]:
                 raise StateError(f"{call}: the arguments are others on rank {rank} than on rank {first}, and these share layers; with `prescaled_batch` = true each rank "
-                                 "gets the samples of smp.rdp_rank() out of smp.rdp_size(), by a sampler and a seed of that number")
+                                 "gets the samples of smp.rdp_rank() out of smp.rdp_size(); give those, or leave `prescaled_batch` out")
 
 
 def _refuse_unlike(call, written, other, path, stage):
