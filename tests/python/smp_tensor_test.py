@@ -219,7 +219,7 @@ class Saves(SmpTensor):
 
 
 class Cuts(SmpTensor):
-    """What is cut, and what a program sees of it."""
+    """Cuts by marks and by classes, as a program sees them."""
 
     def test_marks_and_own_modules_are_cut_and_all_else_is_whole(self):
         text = """

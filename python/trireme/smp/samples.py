@@ -21,7 +21,7 @@ class _Samples:
 
     @property
     def text(self):
-        """What must be alike on ranks that share layers."""
+        """A description, alike on ranks that share layers."""
         return f"{self.tensor.dtype} {list(self.tensor.shape)}, samples in dim {self.axis}"
 
 
