@@ -42,6 +42,12 @@ bool may_take_turns(Training& training, bool sums_whole) {
   return !policy.deterministic && policy.offload_ratio == 0 && (policy.stage < 2 || sums_whole) && !gathers;
 }
 
+/// The ranks that have one copy of the model together.
+Group& copy_of_model(const Grid& grid) {
+  if (!grid.topology().has("tensor")) return grid.along({"pipe"});
+  return grid.along({"pipe", "tensor"});
+}
+
 /// A pass of this stage over one micro-batch.
 struct StagePass {
   bool is_forward;
@@ -70,6 +76,7 @@ class StepRunner::Impl {
         ownership_(ownership),
         options_(checked(options)),
         stages_(grid.along({"pipe"}).clone(grid.along({"pipe"}).name() + "/step")),
+        copy_(copy_of_model(grid).clone(copy_of_model(grid).name() + "/seed")),
         all_(world_.clone(world_.name() + "/step")),
         sums_whole_(trireme::sums_whole_gradients(training, world_)),
         may_take_turns_(may_take_turns(training, sums_whole_)) {}
@@ -125,7 +132,7 @@ class StepRunner::Impl {
     return options;
   }
 
-  /// Stage 0's seed of random numbers, and whether all stages have as many micro-batches.
+  /// The seed of random numbers that the first rank of this copy of the model has, and whether all stages have as many micro-batches.
   uint64_t agreed_seed(int micro_batches) {
     const WithoutInterception own_operators;
     if (micro_batches < 1) throw ConfigError(str("step: ", micro_batches, " micro-batches; use 1 or more"));
@@ -141,7 +148,7 @@ class StepRunner::Impl {
     }
     at::Tensor seed = at::empty({1}, at::kLong);
     *seed.mutable_data_ptr<int64_t>() = static_cast<int64_t>(generator_seed());
-    if (stages_->size() > 1) stages_->broadcast(seed, 0).wait();
+    if (copy_->size() > 1) copy_->broadcast(seed, 0).wait();
     return static_cast<uint64_t>(*seed.const_data_ptr<int64_t>());
   }
 
@@ -328,7 +335,7 @@ class StepRunner::Impl {
     const std::string text =
         str(CallerScope::current("step"), failed_in_.empty() ? " failed" : " failed in ", failed_in_, ": ", why);
     ownership_.abort(text);
-    for (Group* const group : {stages_.get(), all_.get()}) group->abort(text);
+    for (Group* const group : {stages_.get(), copy_.get(), all_.get()}) group->abort(text);
     end_training(training_, world_, text);
   }
 
@@ -336,7 +343,7 @@ class StepRunner::Impl {
   Group& world_;
   Ownership& ownership_;
   const StepRunnerOptions options_;
-  const std::unique_ptr<Group> stages_, all_;  ///< without other users
+  const std::unique_ptr<Group> stages_, copy_, all_;  ///< without other users
   const bool sums_whole_;                      ///< the gradients of a step's micro-batches
   const bool may_take_turns_;                  ///< gradients have the same bits in the order of turns
   std::map<std::string, Known> known_;         ///< by the name of a program

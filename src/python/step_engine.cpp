@@ -33,8 +33,9 @@ std::shared_ptr<OwnedEngine> make_owned_engine(const std::shared_ptr<WorldHandle
                                                const py::object& module, const std::map<std::string, int>& homes,
                                                const Config& config, const std::vector<py::dict>& groups,
                                                const py::object& make_client, const std::string& output,
-                                               const std::string& pipeline, int active_micro_batches) {
-  InitializeOptions options = options_of(module, config, groups, make_client, output);
+                                               const std::string& pipeline, int active_micro_batches,
+                                               const py::object& facts) {
+  InitializeOptions options = options_of(module, config, groups, make_client, output, facts);
   options.present_buffers = {};  // those of this stage, which the mirror has
   const auto mirror = mirror_of(module);
   const StageOf stage_of = [&homes](const std::string& name) {
@@ -117,7 +118,7 @@ void bind_step_engine(py::module_& module) {
       "trireme::StepEngine of the stage that owns these tensors of a Python module here.")
       .def(py::init(&make_owned_engine), py::arg("world"), py::arg("topology"), py::arg("module"), py::arg("homes"),
            py::arg("config"), py::arg("groups"), py::arg("make_client"), py::arg("output"), py::arg("pipeline"),
-           py::arg("active_micro_batches"))
+           py::arg("active_micro_batches"), py::arg("facts") = py::none())
       .def("step", &step, py::arg("micro_batches"), py::arg("program"), py::arg("name"))
       .def(
           "backward",

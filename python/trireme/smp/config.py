@@ -71,6 +71,8 @@ KEYS = {
     "memory_weight": Key(_SHARE, None),
     "partition_method": Key(_one_of("ordered", "tree"), "ordered"),  # ours
     "skip_tracing": Key(_FLAG, False),
+    "tensor_parallel_degree": Key(_COUNT, 1),
+    "prescaled_batch": Key(_FLAG, False),
     "ddp": Key(_FLAG, False),
     "ddp_port": Key(_PORT, None),
     "ddp_dist_backend": Key(_one_of("auto", "nccl", "gloo"), "auto"),
@@ -83,8 +85,6 @@ KEYS = {
     "contiguous": Key(_FLAG, True, _TENSORFLOW),
     "partition_file": Key(_PATH, None, _TENSORFLOW),
     "load_partition": Key(_FLAG, False, _TENSORFLOW),
-    "tensor_parallel_degree": Key(_COUNT, 1, _LATER),
-    "prescaled_batch": Key(_FLAG, False, _LATER),
     "shard_optimizer_state": Key(_FLAG, False, _LATER),
     "sharded_data_parallel_degree": Key(_COUNT, 1, _LATER),
     "sdp_reduce_bucket_size": Key(_AMOUNT, 5e8, _LATER),
@@ -186,16 +186,27 @@ def resolved(options, size):
     if cfg.default_partition >= stages:
         raise ConfigError(f"smp.init: `default_partition` = {cfg.default_partition}, and there are {stages} partitions; give 0 to {stages - 1}")
     core.place(cfg.placement_strategy, 1, 1, 1)  # raises for a strategy that there is not
+    _check_tensor(cfg)
     model = stages * cfg.tensor_parallel_degree
+    degrees = f"`pipeline_parallel_degree` = {stages}" + (f" · `tensor_parallel_degree` = {cfg.tensor_parallel_degree}" if cfg.tensor_parallel_degree > 1 else "")
     if size % model:
-        raise ConfigError(f"smp.init: `pipeline_parallel_degree` = {stages} does not divide the {size} ranks; start a multiple of {model} ranks, or give another degree")
+        raise ConfigError(f"smp.init: {degrees} does not divide the {size} ranks; start a multiple of {model} ranks, or give another degree")
     if size > model and not cfg.ddp:
-        raise ConfigError(f"smp.init: {size} ranks have {size // model} copies of a model of `pipeline_parallel_degree` = {stages}, which needs `ddp` = true; give it, "
-                          f"or start {model} ranks")
+        raise ConfigError(f"smp.init: {size} ranks have {size // model} copies of a model of {degrees}, which needs `ddp` = true; give it, or start {model} ranks")
     for name in ("ddp_port", "ddp_dist_backend"):
         if options.get(name, KEYS[name].default) != KEYS[name].default and not cfg.ddp:
             raise ConfigError(f"smp.init: `{name}` = {_shown(options[name])} needs `ddp` = true; give it, or leave `{name}` out")
     return cfg
+
+
+def _check_tensor(cfg):
+    """Raises  ConfigError, UnsupportedError: keys that do not fit `tensor_parallel_degree`."""
+    degree, stages = cfg.tensor_parallel_degree, cfg.pipeline_parallel_degree
+    if degree > 1 and stages > 1:
+        raise UnsupportedError(f"smp.init: `tensor_parallel_degree` = {degree} with `pipeline_parallel_degree` = {stages} is not there yet: stages of a step function do "
+                               "not own slices of layers; give 1 for one of the two")
+    if degree > 1 and not cfg.ddp:
+        raise ConfigError(f"smp.init: `tensor_parallel_degree` = {degree} needs `ddp` = true; give it")
 
 
 def given(cfg_dict):

@@ -1,4 +1,5 @@
 """StepEngine: the Engine of the stage that a rank has of a model."""
+import functools
 import itertools
 import json
 
@@ -9,6 +10,7 @@ from ..errors import StateError, UnsupportedError
 from ..watch import ended
 from . import ranks
 from .config import state
+from .nn import cuts
 from .trace import homed_tensors
 
 # smp's names of the core's orders of passes, by those of trireme.pipe.make_schedule().
@@ -37,6 +39,8 @@ class StepEngine(Engine):
         self._has_standing = False  # the program has not dropped the gradients of the last optimizer.step()
         micro_batches = state.cfg.microbatches
         config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": micro_batches * calls_per_step, "gradient_clipping": 0.0}
+        if ranks.tp_size() > 1:
+            config["tensor_parallel"] = {**cuts.section_of(module, ranks.tp_size()), "sequence_parallel": state.cfg.optimize == "memory"}
         super().__init__(module, config, origin="smp.init",
                          unmanaged=[parameter for name, parameter in module.named_parameters() if self.homes[name] != ranks.pp_rank()])
         if sums or calls_per_step > 1:
@@ -70,7 +74,7 @@ class StepEngine(Engine):
 
     def _make_core(self, read, groups, make_client, output):
         return core.StepEngine(self.world, state.topology, self.module, self.homes, read, groups, make_client, output, _ORDERS[state.cfg.schedule],
-                               state.cfg.active_microbatches)
+                               state.cfg.active_microbatches, self._slices())
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -80,12 +84,17 @@ class StepEngine(Engine):
         self._refuse_outside("smp.step")
         self._has_backward = False
         with ended.telling(self):
-            outputs = self.core.step(micro_batches, program, name)
+            outputs = self.core.step(micro_batches, functools.partial(self._whole_of, program) if ranks.tp_size() > 1 else program, name)
         self._counted = self.core.gradient_count
         if self._has_backward:
             self._pending += 1
             self._refuse_standing()
         return outputs
+
+    def _whole_of(self, program, micro_batch):
+        """The results of `program`, each whole on every rank that shares layers."""
+        with self._cutting():
+            return [self.core.gather(tensor) if self.core.is_part(tensor) else tensor for tensor in program(micro_batch)]
 
     def backward(self, loss, gradient=None):  # pylint: disable=arguments-differ, arguments-renamed
         """Inside of a step function: a backward pass begins with `loss`."""

@@ -4,7 +4,7 @@ import torch
 
 from .._native import core
 from ..errors import ConfigError, StateError
-from . import program
+from . import program, ranks
 from .config import state
 
 
@@ -38,10 +38,26 @@ def limit(engine, call, max_norm):
 def _norm(engine, parts):
     """The norm of the gradients of all stages, in fp64. Collective."""
     squares = torch.zeros(1, dtype=torch.float64)
-    for part in parts.values():
-        squares += part.double().square().sum().cpu()
+    weights = _weights(engine, parts) if ranks.tp_size() > 1 else {}
+    for parameter, part in parts.items():
+        weight = weights.get(parameter, 1.0)
+        if weight is None:  # some elements are on more ranks than others
+            part, weight = core.whole_of_parts(parameter, part), engine.core.copies_of_gradients / state.world.size
+        squares += part.double().square().sum().cpu() * weight
     state.world.all_reduce(squares, "sum")
     return (squares[0] / engine.core.copies_of_gradients).sqrt()
+
+
+def _weights(engine, parts):
+    """{parameter: one over the number of ranks of a copy that have an element of its gradient; None: that differs}.
+    Collective."""
+    counts = torch.tensor([part.numel() for part in parts.values()], dtype=torch.int64)
+    state.world.all_reduce(counts, "sum")
+    found = {}
+    for parameter, count in zip(parts, counts.tolist()):
+        whole = parameter.numel() * engine.core.copies_of_gradients
+        found[parameter] = whole / count if count == whole or not engine.core.is_slice(parameter) else None
+    return found
 
 
 def _multiply(parts, factor):

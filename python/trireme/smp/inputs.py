@@ -79,6 +79,7 @@ def agreed(call, args, kwargs, agenda):
             if one["agenda"][what] != value:
                 raise StateError(f"{call}: {what} is {value!r} on rank 0 and {one['agenda'][what]!r} on rank {rank}; every rank runs the same program")
     texts = [one["text"] for one in of_ranks]
+    _check_shared(call, texts)
     for first, *others in state.topology.groups_along("pipe"):
         for stage, rank in enumerate(others, 1):
             if texts[rank] != texts[first]:
@@ -87,6 +88,18 @@ def agreed(call, args, kwargs, agenda):
     if all(texts[rank] == texts[first] for rank in others):
         return args, kwargs
     return _from_first(json.loads(texts[first]), (args, kwargs), described)
+
+
+def _check_shared(call, texts):
+    """Raises StateError, on every rank: ranks that share layers have other arguments, by their descriptions, and should
+    have the same."""
+    if not state.cfg.prescaled_batch:
+        return  # samples.py looks
+    for first, *others in state.topology.groups_along("tensor"):
+        for rank in others:
+            if texts[rank] != texts[first]:
+                raise StateError(f"{call}: the arguments are others on rank {rank} than on rank {first}, and these share layers; with `prescaled_batch` = true each rank "
+                                 "gets the samples of smp.rdp_rank() out of smp.rdp_size(); give those, or leave `prescaled_batch` out")
 
 
 def _refuse_unlike(call, written, other, path, stage):

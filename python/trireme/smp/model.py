@@ -139,9 +139,10 @@ class DistributedModel(torch.nn.Module):
         running = program.running()
         if self._is_plain:
             return self.module(*args, **kwargs)
-        if running is None and ranks.pp_size() > 1:
-            raise StateError("DistributedModel: a call outside of a @smp.step function, where only this stage's tensors have numbers; put it into one, for evaluation, "
-                             "too (without backward(), under torch.no_grad())")
+        if running is None and ranks.mp_size() > 1:
+            what = "only this stage's tensors have numbers" if ranks.pp_size() > 1 else "ranks do not compute on slices of layers"
+            raise StateError(f"DistributedModel: a call outside of a @smp.step function, where {what}; put it into one, for evaluation, too (without backward(), under "
+                             "torch.no_grad())")
         if running is not None and not self.partitioned:
             raise Unwound(args, kwargs)
         return self.module(*args, **kwargs)
@@ -236,7 +237,7 @@ class DistributedModel(torch.nn.Module):
 
         Raises  CommTimeoutError: a stage does not call it.
         """
-        if not self.partitioned or self._engine.over_one_stage:
+        if not self.partitioned or ranks.mp_size() == 1:
             return states.alone(self.module)
         return states.whole("DistributedModel.state_dict()", self.module, self._engine, gather_to_rank0)
 
@@ -247,7 +248,7 @@ class DistributedModel(torch.nn.Module):
         Returns what the module's does. Raises  ShapeError, StateError: it does not fit.
         """
         homes, stage = (self._engine.homes, self._engine.stage) if self.partitioned else ({}, 0)
-        if states.is_partial(state_dict) and not (same_partition_load and self.partitioned):
+        if states.is_partial(state_dict) and not (same_partition_load and self.partitioned and ranks.tp_size() == 1):
             state_dict = states.joined("DistributedModel.load_state_dict()", state_dict, homes, stage)
         return states.load(self.module, state_dict, strict, self._engine)
 

@@ -51,6 +51,21 @@ class Splitter:
             batches.append((part.args, part.kwargs))
         return batches
 
+    def mapped(self, args, kwargs, function):
+        """(args, kwargs) with function(name, axis, value) in the place of each argument that split() cuts along
+        `axis`."""
+        bound = self._signature.bind(*args, **kwargs)
+        of = lambda name, value: value if name in self._whole else function(name, self._axes.get(name, 0), value)
+        for name, value in bound.arguments.items():
+            kind = self._signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                bound.arguments[name] = {key: of(key, one) for key, one in value.items()}
+            elif kind is inspect.Parameter.VAR_POSITIONAL:
+                bound.arguments[name] = tuple(of(name, one) for one in value)
+            else:
+                bound.arguments[name] = of(name, value)
+        return bound.args, bound.kwargs
+
     def _part_of_argument(self, name, value, micro_batches, micro_batch):
         kind = self._signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_KEYWORD:

@@ -1,13 +1,17 @@
-"""State dicts of a model and its optimizer over stages: of this stage's tensors, or whole. Behind the methods of
-DistributedModel and DistributedOptimizer.
+"""State dicts of a model and its optimizer over the ranks of one copy: of this rank's tensors, or whole. Behind the
+methods of DistributedModel and DistributedOptimizer.
 
 A partial one has `_smp_is_partial`: True. Partial ones of all stages, of whatever partition, are the whole together.
+Ranks that share layers have whole tensors in theirs, which they take in turns.
 """
 import collections
+import itertools
 
 import torch
 
 from ..errors import ShapeError, StateError
+from .._native import core
+from ..activations import wholes
 from ..training import optimizer_states
 from . import messages, ranks
 
@@ -19,32 +23,41 @@ PARTIAL = "_smp_is_partial"
 
 
 def local(module, engine):
-    """module.state_dict() of what is on this stage, and of what every stage has, as copies on the host."""
-    found = module.state_dict()
+    """module.state_dict() of what is on this stage, and of what every stage has, as copies on the host; of ranks that
+    share layers each has some of these tensors. Collective over those."""
+    found = module.state_dict(keep_vars=True)
     for name in [name for name, value in found.items() if _home(engine, value) not in (None, engine.stage)]:
         del found[name]
-    found = _copied(found, _on_host)
+    numbers = itertools.count()
+
+    def in_turns(value):
+        on_host = _whole_on_host(engine, value)
+        return on_host if next(numbers) % ranks.tp_size() == ranks.tp_rank() else None
+
+    found = _copied(found, in_turns)
+    for name in [name for name, value in found.items() if value is None]:
+        del found[name]
     found[PARTIAL] = True
     return found
 
 
 def alone(module):
     """module.state_dict() of a module that is whole on this rank, as copies on the host."""
-    return _copied(module.state_dict(), _on_host)
+    return _copied(module.state_dict(keep_vars=True), _on_host)
 
 
 def whole(call, module, engine, to_rank_0):
-    """module.state_dict() with copies on the host, the same on every stage; with `to_rank_0` empty on all but the
-    first. Collective over the stages."""
+    """module.state_dict() with copies on the host, the same on every rank of a copy of the model; with `to_rank_0`
+    empty on all but the first. Collective over these ranks."""
+    messages.meet(call, ranks.get_mp_group(), {"gather_to_rank0": bool(to_rank_0)})
     members = ranks.get_pp_group()
-    messages.meet(call, members, {"gather_to_rank0": bool(to_rank_0)})
-    keeps = not to_rank_0 or engine.stage == 0
+    keeps = not to_rank_0 or ranks.mp_rank() == 0
 
     def of_all_stages(value):
-        on_host = _gathered(value, _home(engine, value), members)
+        on_host = _gathered(engine, value, members)
         return on_host if keeps else None
 
-    found = _copied(module.state_dict(), of_all_stages)
+    found = _copied(module.state_dict(keep_vars=True), of_all_stages)
     return found if keeps else collections.OrderedDict()
 
 
@@ -55,7 +68,7 @@ def load(module, state_dict, strict, engine):
     Raises  ShapeError, StateError: it does not fit; nothing has changed then, unless hooks of modules rename tensors.
     """
     given = {name: value for name, value in state_dict.items() if name != PARTIAL}
-    expected = module.state_dict()
+    expected = module.state_dict(keep_vars=True)
     _check_shapes(given, expected)
     is_here = lambda name: engine is None or name not in expected or _home(engine, expected[name]) in (None, engine.stage)
     missing = [name for name in expected if name not in given and (is_here(name) or not is_partial(state_dict))]
@@ -94,8 +107,8 @@ def is_partial(state_dict):
 
 def joined(call, partial, homes, stage):
     """The whole of the partial state dicts of all stages; tensors of other stages by `homes` are on the device "meta".
-    Collective over the stages."""
-    members = ranks.get_pp_group()
+    Collective over the ranks of a copy of the model."""
+    members = ranks.get_mp_group()
     messages.meet(call, members, "a partial state dict")
     told = messages.of_all(call, {name: _TENSOR if isinstance(value, torch.Tensor) else value for name, value in partial.items()}, members)
     found = collections.OrderedDict()
@@ -125,7 +138,9 @@ def _copied(found, copy_of):
     copies = {}
     for name, value in found.items():
         if isinstance(value, torch.Tensor):
-            key = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride())  # pylint: disable=protected-access
+            is_slice = wholes.sizes_of_whole(value) is not None  # a parameter, with memory of its own
+            place = () if is_slice else (value.storage_offset(), value.shape, value.stride())
+            key = (wholes.storage_of(value)._cdata, *place)  # pylint: disable=protected-access
             if key not in copies:
                 copies[key] = value, copy_of(value)  # while it is here no other one gets its address
             found[name] = copies[key][1]
@@ -133,13 +148,19 @@ def _copied(found, copy_of):
 
 
 def _on_host(value):
-    return value.to("cpu", copy=True)
+    return value.detach().to("cpu", copy=True)
 
 
-def _gathered(value, home, members):
+def _whole_on_host(engine, value):
+    """Collective over the ranks that share layers."""
+    return core.whole_tensor(value).cpu() if engine.core.is_slice(value) else _on_host(value)
+
+
+def _gathered(engine, value, members):
+    home = _home(engine, value)
     if home is None:
         return _on_host(value)
-    on_host = _on_host(value).contiguous() if members[home] == ranks.rank() else torch.empty(value.shape, dtype=value.dtype)
+    on_host = _whole_on_host(engine, value).contiguous() if members[home] == ranks.rank() else torch.empty(value.shape, dtype=value.dtype)
     messages.broadcast_bytes(on_host.reshape(-1).view(torch.uint8) if on_host.numel() else torch.empty(0, dtype=torch.uint8), members, home)
     return on_host
 
@@ -148,22 +169,25 @@ def _gathered(value, home, members):
 
 
 def optimizer_local(call, optimizer, engine):
-    """Its state_dict() with the states of this stage's parameters, by their numbers in the whole."""
-    return {**_of_stage(call, optimizer, engine), PARTIAL: True}
+    """Its state_dict() with the states of this stage's parameters, by their numbers in the whole; of ranks that share
+    layers each has those of some. Collective over these."""
+    found = _of_stage(call, optimizer, engine)
+    found["state"] = {number: one for at, (number, one) in enumerate(found["state"].items()) if at % ranks.tp_size() == ranks.tp_rank()}
+    return {**found, PARTIAL: True}
 
 
 def optimizer_whole(call, optimizer, engine):
-    """Its state_dict() with the states of all parameters, on the host. Collective over the stages."""
-    members = ranks.get_pp_group()
-    messages.meet(call, members, {"groups": len(optimizer.param_groups)})
+    """Its state_dict() with the states of all parameters, on the host. Collective over the ranks of a copy of the
+    model."""
+    messages.meet(call, ranks.get_mp_group(), {"groups": len(optimizer.param_groups)})
     found = _of_stage(call, optimizer, engine)
-    found["state"] = _joined_states(call, found["state"], members)
+    found["state"] = _joined_states(call, found["state"], ranks.get_pp_group())
     return found
 
 
 def optimizer_joined(call, partial):
-    """The whole of the partial ones of all stages. Collective over the stages."""
-    members = ranks.get_pp_group()
+    """The whole of the partial ones of all stages. Collective over the ranks of a copy of the model."""
+    members = ranks.get_mp_group()
     messages.meet(call, members, "a partial state dict")
     return {**{name: value for name, value in partial.items() if name != PARTIAL}, "state": _joined_states(call, partial["state"], members)}
 

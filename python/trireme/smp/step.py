@@ -10,7 +10,7 @@ import types
 import torch
 
 from ..errors import ConfigError, StateError, UnsupportedError
-from . import inputs, program, trace
+from . import inputs, program, ranks, samples, trace
 from .config import state
 from .containers import rebuilt
 from .model import Unwound
@@ -58,11 +58,13 @@ class Step:
         micro_batches = state.cfg.microbatches
         agenda = {"the step function": self._name, "torch.is_grad_enabled()": torch.is_grad_enabled(), "model.training": model.training}
         args, kwargs = inputs.agreed(self._name, args, kwargs, agenda)
-        batches = self._splitter.split(args, kwargs, micro_batches)
+        batches, rows = self._splitter.split(args, kwargs, micro_batches), None
+        if ranks.tp_size() > 1 and not state.cfg.prescaled_batch:
+            batches, rows = samples.joined(self._name, self._splitter, batches)
         if not model.partitioned:
             self._partition(model, batches)
         with _without_inference_mode():
-            return self._run(model, batches)
+            return self._run(model, batches, rows)
 
     def _partition(self, model, batches):
         """Runs until the model is called, whose tensors get their homes then. Collective."""
@@ -86,7 +88,7 @@ class Step:
                 raise StateError(f"{self._name}: rank {rank} failed before it called the model: {text}")
         model.partition(call.args_of_call, call.kwargs_of_call)
 
-    def _run(self, model, batches):
+    def _run(self, model, batches, rows):
         templates = [None] * len(batches)
         contexts = [contextvars.copy_context() for _ in batches]  # a micro-batch may run in a thread of its own
 
@@ -96,6 +98,8 @@ class Step:
             return tensors
 
         outputs = model.engine(self._name).run(len(batches), of_micro_batch, self._key)
+        if rows is not None:
+            outputs = [[rows.of_this_rank(self._name, tensor) for tensor in tensors] for tensors in outputs]
         result = merged([filled(template, tensors) for template, tensors in zip(templates, outputs)])
         model.finish_step()
         return result

@@ -26,14 +26,14 @@ def _base():
     return getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", ())
 
 
-def _pretrained(module, prefix=""):
+def pretrained(module, prefix=""):
     """(place, model) of transformers' models in `module` that are in no other one; the place ends with a dot, or is
     ""."""
     if isinstance(module, _base()):
         yield prefix, module
         return
     for name, child in module.named_children():
-        yield from _pretrained(child, f"{prefix}{name}.")
+        yield from pretrained(child, f"{prefix}{name}.")
 
 
 def _plan_of(model):
@@ -64,7 +64,7 @@ def facts_of(module):
 
     Raises  ConfigError: several of them whose configurations differ; one whose layers have other numbers of heads.
     """
-    found = list(_pretrained(module))
+    found = list(pretrained(module))
     configs = {json.dumps(_config_of(model), default=str, sort_keys=True): place for place, model in found}
     if len(configs) > 1:
         places = [place.removesuffix(".") for place, _ in found]
