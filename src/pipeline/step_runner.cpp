@@ -132,7 +132,8 @@ class StepRunner::Impl {
     return options;
   }
 
-  /// The seed of random numbers that the first rank of this copy of the model has, and whether all stages have as many micro-batches.
+  /// The seed of random numbers that the first rank of this copy of the model has, and whether all stages have as many
+  /// micro-batches.
   uint64_t agreed_seed(int micro_batches) {
     const WithoutInterception own_operators;
     if (micro_batches < 1) throw ConfigError(str("step: ", micro_batches, " micro-batches; use 1 or more"));
@@ -344,9 +345,9 @@ class StepRunner::Impl {
   Ownership& ownership_;
   const StepRunnerOptions options_;
   const std::unique_ptr<Group> stages_, copy_, all_;  ///< without other users
-  const bool sums_whole_;                      ///< the gradients of a step's micro-batches
-  const bool may_take_turns_;                  ///< gradients have the same bits in the order of turns
-  std::map<std::string, Known> known_;         ///< by the name of a program
+  const bool sums_whole_;                             ///< the gradients of a step's micro-batches
+  const bool may_take_turns_;                         ///< gradients have the same bits in the order of turns
+  std::map<std::string, Known> known_;                ///< by the name of a program
   StepTurns::Threads threads_;
   ForwardOrder order_ = ForwardOrder::kOneByOne;  ///< of the step
   bool is_known_ = false;                         ///< the program of the step
