@@ -192,6 +192,15 @@ class Ownership::Impl {
     return counters;
   }
 
+  void changes_state(const std::string& what) const {
+    MicroBatch& now = current("changes_state");
+    if (now.order == ForwardOrder::kTurns)
+      throw StateError(str("smp: the forward pass of micro-batch ", now.number_in_step, " changes ", what,
+                           ", which none has done so far, so that micro-batches take turns, and others would use it; ",
+                           "write \"pipeline\": \"sequential\" for a program that begins to do so later"));
+    now.carries_state = true;
+  }
+
  private:
   static void refuse_root_in_region(const MicroBatch& now) {
     if (now.replay || now.is_in_region())
@@ -306,6 +315,7 @@ std::vector<int> Ownership::turns(const MicroBatch& micro_batch) const { return 
 bool Ownership::carries_state(const MicroBatch& micro_batch) const { return micro_batch.carries_state; }
 bool Ownership::writes_lasting(const MicroBatch& micro_batch) const { return micro_batch.writes_lasting; }
 bool Ownership::reads_values(const MicroBatch& micro_batch) const { return micro_batch.reads_values; }
+void Ownership::changes_state(const std::string& what) { impl_->changes_state(what); }
 void Ownership::finish() { impl_->finish(); }
 void Ownership::abort(const std::string& why) noexcept { impl_->abort(why); }
 OwnershipCounters Ownership::counters() const { return impl_->counters(); }

@@ -145,11 +145,20 @@ class StepRunner::Impl {
     return static_cast<uint64_t>(*seed.const_data_ptr<int64_t>());
   }
 
+  bool any_stage(bool is_so) {
+    if (stages_->size() == 1) return is_so;
+    const WithoutInterception own_operators;
+    const at::Tensor any = at::empty({1}, at::kLong);
+    *any.mutable_data_ptr<int64_t>() = is_so ? 1 : 0;
+    stages_->all_reduce(any, ReduceOp::kMax).wait();
+    return *any.const_data_ptr<int64_t>() != 0;
+  }
+
   /// What steps of one name have shown of their program, on every stage alike. A program that once came back to a stage
   /// may do so again.
   struct Known {
-    bool comes_back = false;     ///< a stage needs what a later one has computed
-    bool writes_twice = false;   ///< what runs again in the backward pass writes what outlives the micro-batch
+    bool comes_back = false;      ///< a stage needs what a later one has computed
+    bool writes_twice = false;    ///< what runs again in the backward pass writes what outlives the micro-batch
     bool carries_state = false;   ///< turns of other micro-batches may write what one uses
     bool writes_lasting = false;  ///< a micro-batch writes what is older than itself
     bool reads_values = false;    ///< turns depend on values, or have differed
@@ -186,7 +195,8 @@ class StepRunner::Impl {
       open[micro_batch] = named("forward", micro_batch, [&] { return forward(micro_batch, program, seed); });
     };
     const auto run_piece = [&](int micro_batch, int piece) {
-      named("backward", micro_batch, [&] { backward_piece(*open[micro_batch], piece, micro_batch == micro_batches - 1); });
+      named("backward", micro_batch,
+            [&] { backward_piece(*open[micro_batch], piece, micro_batch == micro_batches - 1); });
     };
     const MicroBatchWork work{
         .forward = run_forward,
@@ -247,12 +257,13 @@ class StepRunner::Impl {
     if (is_first) known.turns = ownership_.turns(*open.back());
     for (const auto& micro_batch : open) {
       known.writes_lasting = known.writes_lasting || ownership_.writes_lasting(*micro_batch);
-      known.reads_values = known.reads_values || ownership_.reads_values(*micro_batch) ||
-                           ownership_.turns(*micro_batch) != known.turns;
+      known.reads_values =
+          known.reads_values || ownership_.reads_values(*micro_batch) || ownership_.turns(*micro_batch) != known.turns;
       known.comes_back = known.comes_back || ownership_.comes_back(*micro_batch);
       known.writes_twice = known.writes_twice || ownership_.writes_twice(*micro_batch);
       known.carries_state = known.carries_state || ownership_.carries_state(*micro_batch);
     }
+    if (is_first) known.carries_state = any_stage(known.carries_state);  // a program's own state may differ by rank
     // Forward passes whose turns differ would write in another order than one process.
     known.carries_state = known.carries_state || (known.writes_lasting && known.reads_values);
     known.turns = ownership_.turns(*open.back());
@@ -267,18 +278,23 @@ class StepRunner::Impl {
     if (std::exchange(known.is_told, true)) return;
     std::string path;
     for (const int stage : known.turns) path += str(path.empty() ? "" : ", ", stage);
-    const std::string instead = str("micro-batches run one after the other (pipeline \"sequential\") in place of \"",
-                                    options_.pipeline, "\"");
+    const std::string instead =
+        str("micro-batches run one after the other (pipeline \"sequential\") in place of \"", options_.pipeline, "\"");
     if (known.writes_twice)
       log(LogLevel::kInfo, str("smp: a function that torch.utils.checkpoint runs writes tensors that outlive the step, "
-                               "as batch norm its statistics, and does so again in the backward pass, so ", instead));
+                               "as batch norm its statistics, and does so again in the backward pass, so ",
+                               instead));
     else if (order == ForwardOrder::kTurns)
       log(LogLevel::kInfo, str("smp: a stage needs what a later one has computed, or may need it by values (turns of "
-                               "stages: ", path, "), so micro-batches take turns on a stage, each forward pass in a "
+                               "stages: ",
+                               path,
+                               "), so micro-batches take turns on a stage, each forward pass in a "
                                "thread of its own"));
     else if (known.carries_state)
       log(LogLevel::kInfo, str("smp: a stage needs what a later one has computed (turns of stages: ", path,
-                               "), and uses tensors that other micro-batches write, so ", instead));
+                               "), and uses tensors that other micro-batches write, or changes attributes or "
+                               "generators that they use, so ",
+                               instead));
     else
       log(LogLevel::kInfo, str("smp: a stage needs what a later one has computed (turns of stages: ", path, "), and ",
                                kNoTurns, ", so ", instead));
@@ -334,7 +350,7 @@ class StepRunner::Impl {
   StepTurns::Threads threads_;
   ForwardOrder order_ = ForwardOrder::kOneByOne;  ///< of the step
   int64_t first_ = 0;                             ///< micro-batch of the step, of all
-  int64_t passes_ = 0;                         ///< backward passes since end_window()
+  int64_t passes_ = 0;                            ///< backward passes since end_window()
   std::string last_ = kSequential;
   std::string failed_in_;
 };

@@ -201,6 +201,9 @@ class Ownership {
   bool reads_values(const MicroBatch& micro_batch) const;
   /// Whether a region wrote what outlives the micro-batch, as batch norm its statistics: a second run writes it again.
   bool writes_twice(const MicroBatch& micro_batch) const;
+  /// In a forward pass: it has changed `what`, which outlives it and of which nothing is known here, as an attribute of
+  /// a Python module. Throws StateError: forward passes take turns.
+  void changes_state(const std::string& what);
   /// At the end of a step: all that was sent has left, and every forward pass was compared with the other stages'.
   /// Throws    CommError(kDiverged) on every stage: programs differ; names both operators.
   void finish();
