@@ -189,6 +189,15 @@ class Ownership::Impl {
     return counters;
   }
 
+  void changes_state(const std::string& what) const {
+    MicroBatch& now = current("changes_state");
+    if (now.order == ForwardOrder::kTurns)
+      throw StateError(str("smp: the forward pass of micro-batch ", now.number_in_step, " changes ", what,
+                           ", which none has done so far, so that micro-batches take turns, and others would use it; ",
+                           "write \"pipeline\": \"sequential\" for a program that begins to do so later"));
+    now.shown.carries_state = true;
+  }
+
  private:
   static void refuse_root_in_region(const MicroBatch& now) {
     if (now.replay || now.is_in_region())
@@ -303,6 +312,7 @@ ForwardFacts Ownership::facts(const MicroBatch& micro_batch) const {
   facts.costs = micro_batch.turns.costs();
   return facts;
 }
+void Ownership::changes_state(const std::string& what) { impl_->changes_state(what); }
 void Ownership::finish() { impl_->finish(); }
 void Ownership::abort(const std::string& why) noexcept { impl_->abort(why); }
 OwnershipCounters Ownership::counters() const { return impl_->counters(); }

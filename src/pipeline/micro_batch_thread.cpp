@@ -1,7 +1,9 @@
 #include "pipeline/micro_batch_thread.h"
 
+#include <ATen/Context.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/ThreadLocalState.h>
+#include <c10/core/DefaultDtype.h>
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
@@ -37,6 +39,23 @@ void note_newest_node() {
   }
 }
 
+/// Flags of libtorch that are not by thread, and that contexts of a program change while they last.
+struct ProcessFlags {
+  caffe2::TypeMeta dtype = c10::get_default_dtype();
+  bool flash = at::globalContext().userEnabledFlashSDP();
+  bool efficient = at::globalContext().userEnabledMemEfficientSDP();
+  bool math = at::globalContext().userEnabledMathSDP();
+  bool cudnn = at::globalContext().userEnabledCuDNNSDP();
+
+  void set() const {
+    if (c10::get_default_dtype() != dtype) c10::set_default_dtype(dtype);
+    at::globalContext().setSDPUseFlash(flash);
+    at::globalContext().setSDPUseMemEfficient(efficient);
+    at::globalContext().setSDPUseMath(math);
+    at::globalContext().setSDPUseCuDNN(cudnn);
+  }
+};
+
 /// Nodes that are made here from now on are later than all before.
 void number_nodes_after_all() {
   while (at::sequence_number::peek() < newest_node) (void)at::sequence_number::get_and_increment();
@@ -53,6 +72,7 @@ struct MicroBatchThread::Inherited {
   RankSaves saves = {};
   const char* caller = CallerScope::current("step");
   std::optional<c10::Stream> stream;
+  ProcessFlags flags = {};
 };
 
 MicroBatchThread::MicroBatchThread(c10::Device device) : device_(device) {}
@@ -121,9 +141,14 @@ void MicroBatchThread::give_up() noexcept {
 void MicroBatchThread::stop(Stop why) {
   stop_ = why;
   note_newest_node();
-  const WaitScope host;  // an operator that torch runs with Python's lock held may have led here
-  std::unique_lock lock(mutex_);
-  hand_over(lock);
+  const ProcessFlags own;
+  begun_->flags.set();
+  {
+    const WaitScope host;  // an operator that torch runs with Python's lock held may have led here
+    std::unique_lock lock(mutex_);
+    hand_over(lock);
+  }
+  own.set();
   if (is_given_up_) throw StateError("smp: this micro-batch is given up, as the step has failed");
 }
 
@@ -149,6 +174,7 @@ void MicroBatchThread::serve() {
 
 void MicroBatchThread::run_body() {
   const std::unique_ptr<Inherited> from = std::move(inherited_);
+  begun_ = from.get();
   try {
     if (is_given_up_) return;
     const at::ThreadLocalStateGuard libtorch(from->libtorch);

@@ -56,6 +56,7 @@ class MicroBatchThread {
   Stop stop_ = Stop::kEnd;
   std::function<void()> body_;
   std::unique_ptr<Inherited> inherited_;
+  const Inherited* begun_ = nullptr;  ///< while the body runs
   std::exception_ptr problem_;
   Worker worker_;
 };

@@ -153,6 +153,16 @@ class StepRunner::Impl {
     return static_cast<uint64_t>(*seed.const_data_ptr<int64_t>());
   }
 
+  /// Whether it is so on one of the stages.
+  bool any_stage(bool is_so) {
+    if (stages_->size() == 1) return is_so;
+    const WithoutInterception own_operators;
+    const at::Tensor any = at::empty({1}, at::kLong);
+    *any.mutable_data_ptr<int64_t>() = is_so ? 1 : 0;
+    stages_->all_reduce(any, ReduceOp::kMax).wait();
+    return *any.const_data_ptr<int64_t>() != 0;
+  }
+
   /// The program of steps of one name, as they have shown it, on every stage alike. One that once came back to a stage
   /// may do so again.
   struct Known {
@@ -265,6 +275,8 @@ class StepRunner::Impl {
       known.writes_twice = known.writes_twice || facts.writes_twice;
       known.carries_state = known.carries_state || facts.carries_state;
     }
+    // Stages may see other parts of a program's own state; where passes take turns a change is an error.
+    if (order_ != ForwardOrder::kTurns) known.carries_state = any_stage(known.carries_state);
     // Forward passes whose turns differ would write in another order than one process.
     known.carries_state = known.carries_state || (known.writes_lasting && known.reads_values);
     known.turns = last.turns;
@@ -295,7 +307,9 @@ class StepRunner::Impl {
                                "thread of its own"));
     else if (known.carries_state)
       log(LogLevel::kInfo, str("smp: a stage needs what a later one has computed (turns of stages: ", path,
-                               "), and uses tensors that other micro-batches write, so ", instead));
+                               "), and uses tensors that other micro-batches write, or changes attributes or "
+                               "generators that they use, so ",
+                               instead));
     else
       log(LogLevel::kInfo, str("smp: a stage needs what a later one has computed (turns of stages: ", path, "), and ",
                                kNoTurns, ", so ", instead));

@@ -130,6 +130,9 @@ void bind_step_engine(py::module_& module) {
           "move", [](OwnedEngine& self, const at::Tensor& tensor, int stage) { return self.move(tensor, stage); },
           py::arg("tensor"), py::arg("stage"), WithoutGil())
       .def(
+          "changes_state", [](OwnedEngine& self, const std::string& what) { self.changes_state(what); },
+          py::arg("what"))
+      .def(
           "numbers_of", [](OwnedEngine& self, const at::Tensor& tensor) { return self.numbers_of(tensor); },
           py::arg("tensor"), WithoutGil())
       .def(

@@ -203,6 +203,9 @@ class Ownership {
   /// The results of the forward pass, detached, with its numbers on every stage; waits for it.
   std::vector<at::Tensor> outputs(MicroBatch& micro_batch);
   ForwardFacts facts(const MicroBatch& micro_batch) const;
+  /// In a forward pass: it has changed `what`, which outlives it and of which nothing is known here, as an attribute of
+  /// a Python module. Throws StateError: forward passes take turns.
+  void changes_state(const std::string& what);
   /// At the end of a step: all that was sent has left, and every forward pass was compared with the other stages'.
   /// Throws    CommError(kDiverged) on every stage: programs differ; names both operators.
   void finish();

@@ -5,12 +5,13 @@ import copy
 import dataclasses
 import functools
 import json
+import threading
 import types
 
 import torch
 
 from ..errors import ConfigError, StateError, UnsupportedError
-from . import inputs, program, ranks, samples, trace
+from . import inputs, kept, program, ranks, samples, trace
 from .config import state
 from .containers import rebuilt
 from .model import Unwound
@@ -91,13 +92,25 @@ class Step:
     def _run(self, model, batches, rows):
         templates = [None] * len(batches)
         contexts = [contextvars.copy_context() for _ in batches]  # a micro-batch may run in a thread of its own
+        engine = model.engine(self._name)
+        takes_turns = not engine.over_one_stage and torch.is_grad_enabled() and state.cfg.schedule != "sequential"
+        watch = kept.Watch(model.module, engine.core.changes_state) if takes_turns else None
+        here = threading.get_ident()
 
         def of_micro_batch(index):
-            with program.run_of(program.Running(self._name)):
-                templates[index], tensors = taken(contexts[index].run(self._function, *batches[index][0], **batches[index][1]))
+            with program.run_of(program.Running(self._name)), watch.forward() if watch else contextlib.nullcontext():
+                try:
+                    result = contexts[index].run(self._function, *batches[index][0], **batches[index][1])
+                except AttributeError as error:
+                    if threading.get_ident() != here and hasattr(error, "add_note"):
+                        error.add_note(f"{self._name}: this micro-batch runs in a thread of its own, which has not what the program keeps in a threading.local of another; "
+                                       "\"pipeline\": \"sequential\" runs all in one")
+                    raise
+                templates[index], tensors = taken(result)
             return tensors
 
-        outputs = model.engine(self._name).run(len(batches), of_micro_batch, self._key)
+        with kept.seen() if watch else contextlib.nullcontext():
+            outputs = engine.run(len(batches), of_micro_batch, self._key)
         if rows is not None:
             outputs = [[rows.of_this_rank(self._name, tensor) for tensor in tensors] for tensors in outputs]
         result = merged([filled(template, tensors) for template, tensors in zip(templates, outputs)])

@@ -3,7 +3,6 @@
 An atom is a module with parameters or persistent buffers of its own; atoms stand in the order in which these are first
 used. Own parameters that are used after those of other modules, as a parent's after its children, are another atom.
 """
-import collections
 import contextlib
 import copy
 import dataclasses
@@ -19,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ..errors import UnsupportedError
 from ..log import logger
+from . import kept
 
 _tracing = []
 # FLOPs that a device computes while it moves a byte, about. One number for all: a measured one would give another
@@ -352,21 +352,23 @@ def _bytes_of(tensor):
 def _put_back(module):
     """Puts back what a forward may change: generators, and attributes of modules, of which containers get their items
     and tensors their values back."""
-    kept = []
+    saved_of = []
     for inner in module.modules():
         attributes = dict(vars(inner))
-        items = {name: copy.copy(value) for name, value in attributes.items()
-                 if isinstance(value, (list, set, dict, collections.deque)) and hasattr(value, "clear")}
+        items = {name: copy.copy(value) for name, value in attributes.items() if kept.is_container(value)}
         values = {name: (value, value._version, value.detach().clone()) for name, value in attributes.items()  # pylint: disable=protected-access
                   if isinstance(value, torch.Tensor)}
-        kept.append((inner, attributes, items, values))
+        generators = [state for value in attributes.values() if (state := kept.generator_state(value))]
+        saved_of.append((inner, attributes, items, values, generators))
     try:
         with generators_put_back(module):
             yield
     finally:
-        for inner, attributes, items, values in kept:
+        for inner, attributes, items, values, generators in saved_of:
             vars(inner).clear()
             vars(inner).update(attributes)
+            for generator, put_back in generators:
+                put_back(generator)
             for name, saved in items.items():
                 _refill(attributes[name], saved)
             for value, version, saved in values.values():
