@@ -89,15 +89,15 @@ class Turns(Case):
             return (x.float() * self.back).sum(1, keepdim=True)
 """)
 
-    def test_recursion_whose_depth_values_tell(self):
+    def test_recursion_that_reads_a_value(self):
         self.compared("Tree()", stages=3, more="""
     class Tree(Net):
         def of(self, x, depth):
             if depth == 0:
-                return torch.tanh(self.layers[0](x))
+                return torch.tanh(self.layers[2](self.layers[0](x)))
             return torch.tanh(self.layers[3](self.of(x * 0.9, depth - 1) + self.layers[1](self.of(x + 0.1, depth - 1))))
         def forward(self, x):
-            return self.head(self.of(x, 1 + int(x[0, 0].item() > 0)))
+            return self.head(self.of(x, 2)) * (1 + 0.1 * x[0, 0].item())
 """)
 
     def test_contexts_of_a_micro_batch(self):
