@@ -4,7 +4,8 @@ import collections
 
 import torch
 
-from ...errors import UnsupportedError
+from ... import config as configs
+from ...errors import ConfigError, UnsupportedError
 from ...log import logger
 from ...tensor import model_facts
 from . import registry
@@ -34,8 +35,18 @@ def section_of(module, degree):
             specs[cut].append(_pattern(name))
     rules = [_rule(cut, patterns) for cut, patterns in specs.items()]
     families = {model.config.model_type for _, model in model_facts.pretrained(module)} if _FAMILY in cuts.values() else set()
+    for family in families:
+        _check_family(family)
     return {"autotp_size": degree, "partition_config": {"layer_specs": rules, "use_default_specs": bool(families)},
             **{"preset_model": family for family in families}}
+
+
+def _check_family(family):
+    try:
+        configs.resolve({"train_micro_batch_size_per_gpu": 1, "tensor_parallel": {"preset_model": family}}, 1, "smp")
+    except ConfigError:
+        raise UnsupportedError(f"smp: modules of a \"{family}\" of transformers are marked for tensor parallelism, and other matrices of the wrapped module are not: for "
+                               "this family that is not there yet; mark all of it, or nothing") from None
 
 
 def _rule(cut, patterns):
