@@ -444,6 +444,8 @@ class StepEngine(EngineBase):
     def move(self, tensor: Tensor, stage: int) -> Tensor: ...
     def numbers_of(self, tensor: Tensor) -> Tensor:
         """A copy on the host with the numbers of a tensor of some stage, on every stage; itself where every stage has it. Inside of a step function."""
+    def changes_state(self, what: str) -> None:
+        """Inside of a step function: its forward pass has changed `what`, which outlives it. Raises StateError: forward passes take turns."""
     def update(self, changes: Sequence[tuple[int, Mapping[str, Any]]]) -> bool | None:
         """The optimizer's step, with the hyperparameters that changed: whether the weights changed, None where a device has not told."""
     def set_optimizer(self, config: Config, groups: Sequence[Any], make_client: Any) -> None: ...

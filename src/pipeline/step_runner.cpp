@@ -236,8 +236,9 @@ class StepRunner::Impl {
             work.backward(pass.micro_batch, piece);
       }
     }
+    Outputs outputs = finish(open);
     if (has_gradients) learn(name, open);
-    return finish(open);
+    return outputs;
   }
 
   /// Runs `work`; what it throws is of this pass of the micro-batch.
@@ -330,13 +331,10 @@ class StepRunner::Impl {
     ownership_.send_gradients(micro_batch, piece);
   }
 
-  Outputs finish(Open& open) {
+  Outputs finish(const Open& open) {
     first_ += static_cast<int64_t>(open.size());
     Outputs outputs;
-    for (auto& micro_batch : open) {
-      outputs.push_back(ownership_.outputs(*micro_batch));
-      micro_batch.reset();
-    }
+    for (const auto& micro_batch : open) outputs.push_back(ownership_.outputs(*micro_batch));
     ownership_.finish();
     return outputs;
   }
