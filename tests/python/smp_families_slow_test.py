@@ -57,7 +57,7 @@ class Families(Case):
     def test_llama_with_grouped_queries_and_a_padding_mask(self):
         self.assert_family("llama", end="interleaved")
         self.assert_family("llama", stages=3, end="interleaved")
-        self.assert_family("llama", more="tie_word_embeddings=True", end="sequential")
+        self.assert_family("llama", more="tie_word_embeddings=True", end="interleaved")
 
     def test_mistral_falcon_and_gemma(self):
         for name in ("mistral", "falcon", "gemma"):
@@ -72,8 +72,8 @@ class Families(Case):
         self.assert_family("t5", stages=3)
 
     def test_bart_whose_decoder_begins_on_the_stage_of_its_encoder(self):
-        self.assert_family("bart", end="sequential")
-        self.assert_family("bart", stages=3, end="sequential")
+        self.assert_family("bart", end="interleaved")
+        self.assert_family("bart", stages=3, end="interleaved")
 
     def test_under_autocast(self):
         self.assert_bits_of_one_process(FAMILIES + """
