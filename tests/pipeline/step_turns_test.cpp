@@ -44,6 +44,16 @@ using Program = std::function<Tensor(Net& net, const Tensor& x, int step, int mi
 /// Samples of a micro-batch.
 using Samples = std::function<int(int step, int micro_batch)>;
 
+Config config_of_step() {
+  Config config;
+  config.batch = {.train_batch_size = 3 * kMicroBatches,
+                  .train_micro_batch_size_per_gpu = 3,
+                  .gradient_accumulation_steps = kMicroBatches};
+  config.optimizer = OptimizerOptions{.kind = OptimizerKind::kAdamW, .lr = 0.01};
+  config.gradient_clipping = 0.0;
+  return config;
+}
+
 struct Trained {
   std::map<std::string, Tensor> tensors;
   std::vector<Tensor> losses;
@@ -65,14 +75,8 @@ Trained train(
   run_ranks(stages, [&](Rank& rank) {
     manual_seed(3);
     Net net;
-    Config config;
-    config.batch = {.train_batch_size = 3 * kMicroBatches,
-                    .train_micro_batch_size_per_gpu = 3,
-                    .gradient_accumulation_steps = kMicroBatches};
-    config.optimizer = OptimizerOptions{.kind = OptimizerKind::kAdamW, .lr = 0.01};
-    config.gradient_clipping = 0.0;
     StepEngine engine(rank.world(), Topology({{"pipe", stages}, {"data", 1}}), net, stage_of, {.pipeline = pipeline},
-                      {.config = config});
+                      {.config = config_of_step()});
     for (int step = 0; step < kSteps; ++step) {
       const auto outputs = engine.step(kMicroBatches, [&](int micro_batch) {
         at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(100 * step + micro_batch);
@@ -178,12 +182,8 @@ TEST(StepTurns, AnErrorOfOneForwardPassEndsTheStepOnEveryStage) {
       errors[rank.id()] = error_of<std::exception>([&] {
         manual_seed(3);
         Net net;
-        Config config;
-        config.batch = {.train_batch_size = 3 * kMicroBatches,
-                        .train_micro_batch_size_per_gpu = 3,
-                        .gradient_accumulation_steps = kMicroBatches};
-        config.optimizer = OptimizerOptions{.kind = OptimizerKind::kSgd, .lr = 0.01};
-        StepEngine engine(rank.world(), Topology({{"pipe", 2}, {"data", 1}}), net, stage_of, {}, {.config = config});
+        StepEngine engine(rank.world(), Topology({{"pipe", 2}, {"data", 1}}), net, stage_of, {},
+                          {.config = config_of_step()});
         for (int step = 0; step < kSteps; ++step) {
           engine.step(kMicroBatches, [&](int micro_batch) {
             const Tensor loss = there_and_back(net, at::ones({3, 6})).square().mean();

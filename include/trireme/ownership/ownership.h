@@ -106,8 +106,7 @@ class Ownership {
   /// The state of one micro-batch from its forward pass to the end of its backward pass.
   using MicroBatch = ownership::MicroBatch;
   /// `number`: of the micro-batch among all of the run, alike on all stages. `seed`: of its random numbers.
-  /// What its forward pass may not do in `order` is a StateError. `measures`: see
-  /// ForwardFacts::costs.
+  /// `order`: a StateError ends a forward pass that does what it may not do there. `measures`: ForwardFacts::costs.
   std::shared_ptr<MicroBatch> begin(int64_t number, uint64_t seed, ForwardOrder order = ForwardOrder::kOneByOne,
                                     bool measures = false);
   /// While it lives, operators of this thread are the micro-batch's forward pass.
