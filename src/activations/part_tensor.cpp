@@ -271,22 +271,31 @@ void PartTensor::forget() noexcept {
   shares_ = false;
 }
 
+at::Tensor local_of(const at::Tensor& tensor) {
+  PartTensor* const part = PartTensor::of(tensor);
+  return part != nullptr ? part->local() : tensor;
+}
+
+c10::SmallVector<int64_t, 5> dense_strides(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  c10::SmallVector<int64_t, 5> order, dense(sizes.begin(), sizes.end());
+  for (size_t dim = 0; dim < sizes.size(); ++dim) order.push_back(static_cast<int64_t>(dim));
+  const auto is_inner = [&](int64_t one, int64_t other) { return strides[one] > strides[other]; };
+  if (!std::ranges::is_sorted(strides, std::greater<>())) std::ranges::stable_sort(order, is_inner);
+  int64_t stride = 1;
+  for (size_t i = order.size(); i-- > 0;) {
+    const int64_t dim = order[i];
+    dense[dim] = strides[dim] == 0 ? 0 : stride;
+    if (strides[dim] != 0) stride *= std::max<int64_t>(sizes[dim], 1);
+  }
+  return dense;
+}
+
 void PartTensor::lay_out() {
   const c10::IntArrayRef local_strides = local_.strides();
   const std::vector<int64_t>& sizes = of_->sizes;
   TRIREME_CHECK(sizes.size() == local_strides.size(), "a whole of ", sizes.size(), " dims");
   numel_of_whole_ = c10::multiply_integers(sizes);
-  strides_.resize(sizes.size());
-  c10::SmallVector<int64_t, 5> order(sizes.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto is_inner = [&](int64_t one, int64_t other) { return local_strides[one] > local_strides[other]; };
-  if (!std::ranges::is_sorted(local_strides, std::greater<>())) std::ranges::stable_sort(order, is_inner);
-  int64_t stride = 1;
-  for (size_t i = order.size(); i-- > 0;) {
-    const int64_t dim = order[i];
-    strides_[dim] = local_strides[dim] == 0 ? 0 : stride;
-    if (local_strides[dim] != 0) stride *= std::max<int64_t>(sizes[dim], 1);
-  }
+  strides_ = dense_strides(sizes, local_strides);
 }
 
 bool PartTensor::speaks_of_wholes(const torch::autograd::Node& node, uint32_t output) const {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "ownership/wire.h"
+#include "trireme/activations/part_tensor.h"
 #include "trireme/base/error.h"
 
 namespace trireme::ownership {
@@ -83,34 +84,45 @@ at::Tensor Exchange::use(OperatorCall& call, const OperatorFacts& facts, const a
   const auto [entry, brings_data, from] = now.transfers.use(tensor, home, stage, stages_, needs);
   if (entry == nullptr) return {};
   const bool is_home = home == stage_, is_user = stage == stage_;
+  const bool has_whole = entry->whole.defined() && (entry->whole.requires_grad() || !needs);
+  if (is_home && cut_ != nullptr && !has_whole && (brings_data || from == stage_))
+    entry->whole = next.run(call, [&] { return whole_here(tensor); });
+  const at::Tensor& own = entry->whole.defined() ? entry->whole : tensor;
   // An earlier stage waits for a later one's forward pass, also where a small parameter travels.
   if (brings_data && home > stage) now.come_back(facts, home, stage);
   if (brings_data) cross(home, stage);
   if (brings_data && is_home) {
     const MessageName value = name(MessageKind::kValue, ++now.sent[stage], facts);
-    next.run(call, [&] { mailbox_.send(stage, value, packed(tensor)); });
+    next.run(call, [&] { mailbox_.send(stage, value, packed(own, cut_ != nullptr)); });
   }
   if (brings_data && is_user) {
-    const Room room = make_room(tensor);
+    const Room room = make_room(tensor, cut_ != nullptr);
     mailbox_.take(home, name(MessageKind::kValue, ++now.received[home], facts), room.buffer);
     entry->data = filled(room);
   }
   if (from >= 0) cross(from, stage);
   if (from == stage_) {
     const TransferId id{.stage = stage, .number = ++now.sent[stage]};
-    now.pieces.sent(is_home ? tensor : entry->used_as, id);
-    now.gradient_sizes.emplace(id, MicroBatch::Sizes{tensor.sizes().vec(), tensor.scalar_type()});
+    now.pieces.sent(is_home ? own : entry->used_as, id);
+    now.gradient_sizes.emplace(id, MicroBatch::Sizes{own.sizes().vec(), tensor.scalar_type()});
   }
   if (from >= 0 && is_user) {
     const TransferId id{.stage = from, .number = ++now.received[from]};
+    if (is_home && cut_ != nullptr && cut_->is_part(tensor))
+      now.gradients_of_parts.emplace(id, cut_->whole_of_gradient(tensor));
     if (is_home)
-      now.pieces.received_back(tensor, id);
+      now.pieces.received_back(local_of(tensor), id);
     else
       entry->used_as = now.pieces.received(entry->data, id);
   }
   if (is_home || !is_user) return {};
   now.keep(Region::Value{.data = entry->data, .needs_gradient = needs});
   return needs ? entry->used_as : entry->data;
+}
+
+at::Tensor Exchange::whole_here(const at::Tensor& tensor) {
+  if (cut_ == nullptr || !cut_->is_part(tensor)) return tensor;
+  return cut_->whole(now_->pieces.part_here(tensor));
 }
 
 /// Something goes from one stage to another. A turn that begins by it is a piece of the graph, too.

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ownership/cut_tensors.h"
 #include "ownership/micro_batch.h"
 #include "trireme/intercept.h"
 
@@ -18,6 +19,8 @@ class Exchange {
  public:
   Exchange(int stage, int stages, Mailbox& mailbox) : stage_(stage), stages_(stages), mailbox_(mailbox) {}
   void set(MicroBatch* micro_batch) { now_ = micro_batch; }
+  /// Ranks share layers from now on.
+  void set(const CutTensors* cut) { cut_ = cut; }
 
   /// `stage` uses `tensor`, of the stage `home`: sends what it needs of this stage. Returns what this stage uses it as,
   /// where it is the one; undefined: as it is.
@@ -31,6 +34,8 @@ class Exchange {
   void tell_values(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> results);
   std::vector<c10::IValue> hear_values(const OperatorFacts& facts, int from);
   int64_t heard() const { return told_; }  ///< how often sizes were waited for
+  /// `tensor`, or where it is a part the whole, with its history in the last piece. By later passes.
+  at::Tensor whole_here(const at::Tensor& tensor);
 
  private:
   MessageName name(MessageKind kind, int64_t number, const OperatorFacts& facts) const;
@@ -41,6 +46,7 @@ class Exchange {
   const int stages_;
   Mailbox& mailbox_;
   MicroBatch* now_ = nullptr;
+  const CutTensors* cut_ = nullptr;
   int64_t told_ = 0;
 };
 

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <string_view>
 
+#include "ownership/cut_tensors.h"
 #include "ownership/shadow.h"
+#include "trireme/activations/part_tensor.h"
 #include "trireme/base/error.h"
 #include "trireme/base/mix64.h"
 #include "trireme/intercept/transforms.h"
@@ -52,11 +54,20 @@ bool is_last_born(const Home& home, const Home& other) {
 
 }  // namespace
 
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return nullptr;
+  const c10::StorageImpl* const storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  return storage != nullptr || PartTensor::of(tensor) == nullptr
+             ? storage
+             : local_of(tensor).unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
 OperatorFacts facts_of(const OperatorCall& call) {
   const c10::FunctionSchema& schema = call.op.schema();
   OperatorFacts facts;
   facts.name = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
   facts.hash = hash_of(facts.name);
+  facts.is_numbers = facts.name == "trireme::numbers";
   facts.written = call.traits.written;
   facts.results = schema.returns().size();
   for (size_t i = 0; i < schema.arguments().size() && i < 64; ++i) {
@@ -79,8 +90,7 @@ OperatorFacts facts_of(const OperatorCall& call) {
 }
 
 const Home* Homes::find(const at::Tensor& tensor) {
-  c10::StorageImpl* const storage =
-      tensor.defined() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+  c10::StorageImpl* const storage = const_cast<c10::StorageImpl*>(storage_of(tensor));
   if (storage == nullptr) return refuse_transformed(tensor), nullptr;
   if (const Home* const home = remote_home(*storage)) return home;
   const auto& found = table_[place_of(storage)];
@@ -175,7 +185,8 @@ HomedArguments Homes::arguments_of(const OperatorCall& call) {
   return found;
 }
 
-std::optional<Home> home_of(const OperatorFacts& facts, const HomedArguments& arguments, std::optional<int> entered) {
+std::optional<Home> home_of(const OperatorFacts& facts, const HomedArguments& arguments, std::optional<int> entered,
+                            const CutTensors* cut) {
   const HomedArgument* written = nullptr;
   const HomedArgument* parameter = nullptr;
   const HomedArgument* activation = nullptr;  // the last born
@@ -204,10 +215,13 @@ std::optional<Home> home_of(const OperatorFacts& facts, const HomedArguments& ar
   const auto home_at = [&](const HomedArgument& one) {
     return std::optional<Home>({one.home.stage, has_parameters_alone && one.home.is_parameter, one.home.born});
   };
+  const auto numel_of = [cut](const at::Tensor& tensor) {
+    return cut != nullptr ? cut->numel_of(tensor) : tensor.numel();
+  };
   if (written != nullptr) return written->home;
   if (facts.view_of >= 0) return viewed != nullptr ? std::optional(viewed->home) : std::nullopt;
   if (parameter != nullptr && activation != nullptr && facts.is_each &&
-      activation->tensor->numel() > parameter->tensor->numel())
+      numel_of(*activation->tensor) > numel_of(*parameter->tensor))
     return home_at(*activation);
   if (parameter != nullptr) return home_at(*parameter);
   if (activation != nullptr && entered) return Home{*entered, false, activation->home.born};

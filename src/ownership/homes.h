@@ -16,6 +16,11 @@
 
 namespace trireme::ownership {
 
+class CutTensors;
+
+/// The memory of a tensor; null: it has none. Of a part it is that of this rank's elements.
+const c10::StorageImpl* storage_of(const at::Tensor& tensor);
+
 /// Facts of an operator that decide where it runs and what the other stages have to be told.
 struct OperatorFacts {
   std::string name;             ///< with its overload
@@ -30,6 +35,7 @@ struct OperatorFacts {
   uint64_t statistics = 0;      ///< of `written` those that a norm writes while it is trained alone
   int draws_unless = -1;        ///< it draws no random numbers where this argument is false or 0; a norm is not trained
   size_t results = 0;           ///< how many
+  bool is_numbers = false;      ///< numbers_of()
   int range_from = -1;          ///< the first argument in which the range of a view is, as values
 };
 OperatorFacts facts_of(const OperatorCall& call);
@@ -77,8 +83,9 @@ class Homes {
 
 /// The stage that runs a call with these arguments, by the first rule that holds; nothing: every stage runs it.
 /// `entered`: the stage of the module that the call is in, where activations are computed without parameters.
+/// `cut`: where ranks share layers.
 /// Throws    Error(kUnsupported): it writes tensors of two stages; it cuts a view by values of another tensor.
 std::optional<Home> home_of(const OperatorFacts& facts, const HomedArguments& arguments,
-                            std::optional<int> entered = {});
+                            std::optional<int> entered = {}, const CutTensors* cut = nullptr);
 
 }  // namespace trireme::ownership

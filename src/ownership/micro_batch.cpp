@@ -26,7 +26,7 @@ void MicroBatch::come_back(const OperatorFacts& facts, int from, int to) {
 
 void MicroBatch::touch(const OperatorFacts& facts, const HomedArgument& one, bool is_written) {
   if (one.home.born >> 32 == static_cast<uint64_t>(number + 1) || (one.home.is_parameter && !is_written)) return;
-  const c10::StorageImpl* const storage = one.tensor->storage().unsafeGetStorageImpl();
+  const c10::StorageImpl* const storage = storage_of(*one.tensor);
   const int turn = turns.number(one.home.stage);
   Lasting& lasting = this->lasting.try_emplace(storage, Lasting{turn}).first->second;
   lasting.is_written = lasting.is_written || is_written;

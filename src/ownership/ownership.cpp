@@ -37,6 +37,7 @@ class Ownership::Impl {
   void own(const at::Tensor& tensor, int stage, const std::string& name) {
     if (stage < 0 || stage >= stages())
       throw ConfigError(str("'", name, "' on stage ", stage, ": there are stages 0 to ", stages() - 1));
+    pass_.note_owned(tensor, name);
     if (const Home* const home = pass_.homes().find(tensor)) {
       if (home->stage == stage) return;
       throw ConfigError(str("'", name, "' on stage ", stage, ": it is on stage ", home->stage, " already"));
@@ -124,7 +125,8 @@ class Ownership::Impl {
     now.trace.emplace_back(&kBackward, hash);
     if (home != nullptr && home->stage != stage()) return;
     const ChainFrom later_passes(kBehindOwnership, RandomStream::kModel);
-    const at::Tensor from = scale ? scale(root) : root;
+    const at::Tensor whole = pass_.whole(root);
+    const at::Tensor from = scale ? scale(whole) : whole;
     now.pieces.root(from, gradient.defined() ? gradient.to(from.scalar_type()) : at::ones_like(from));
   }
 
@@ -156,8 +158,11 @@ class Ownership::Impl {
   void send_gradients(MicroBatch& micro_batch, int piece) {
     const WithoutInterception own_operators;
     pass_.set_backward(false);
-    for (const auto& [id, gradient] : micro_batch.pieces.take_gradients(piece))
-      mailbox_.send_gradient(id.stage, micro_batch.number, id.number, gradient);
+    for (const auto& [id, gradient] : micro_batch.pieces.take_gradients(piece)) {
+      const auto part = micro_batch.gradients_of_parts.extract(id);
+      const bool is_part = !part.empty() && gradient.defined();
+      mailbox_.send_gradient(id.stage, micro_batch.number, id.number, is_part ? part.mapped()(gradient) : gradient);
+    }
   }
 
   std::vector<at::Tensor> outputs(MicroBatch& micro_batch) {
@@ -165,7 +170,7 @@ class Ownership::Impl {
     std::vector<at::Tensor> tensors;
     for (MicroBatch::Output& output : micro_batch.outputs) {
       if (output.stage >= 0) {
-        const ownership::Room room = ownership::make_room(output.tensor);
+        const ownership::Room room = ownership::make_room(output.tensor, pass_.cut() != nullptr);
         mailbox_.take_output(output.stage, micro_batch.number, output.number, room.buffer);
         output.tensor = ownership::filled(room);
         output.stage = -1;
@@ -216,7 +221,7 @@ class Ownership::Impl {
   uint64_t hash_of(const at::Tensor& tensor) {
     const Home* const home = pass_.homes().find(tensor);
     bool is_complete = true;
-    return mix64(ownership::key_of(0, {c10::IValue(tensor)}, is_complete).first ^
+    return mix64(ownership::key_of(0, {c10::IValue(tensor)}, is_complete, pass_.cut()).first ^
                  static_cast<uint64_t>(home != nullptr ? home->stage + 1 : 0));
   }
 
@@ -228,12 +233,13 @@ class Ownership::Impl {
       return {.tensor = result.detach(), .stage = home->stage, .number = ++now.received[home->stage]};
     }
     const ChainFrom later_passes(kBehindOwnership, RandomStream::kModel);
+    const at::Tensor whole = pass_.whole(result.detach());
     if (home != nullptr) {
-      const at::Tensor elements = ownership::packed(result);
+      const at::Tensor elements = ownership::packed(whole, pass_.cut() != nullptr);
       for (int other = 0; other < stages(); ++other)
         if (other != stage()) mailbox_.send_output(other, now.number, ++now.sent[other], elements);
     }
-    return {.tensor = result.detach()};
+    return {.tensor = whole.detach()};
   }
 
   const c10::Device device_;
@@ -251,6 +257,7 @@ Ownership::~Ownership() = default;
 
 int Ownership::stage() const { return impl_->stage(); }
 int Ownership::stages() const { return impl_->stages(); }
+void Ownership::set_cuts(CutActivations& cuts) { impl_->pass().set_cuts(cuts); }
 void Ownership::own(const at::Tensor& tensor, int stage, const std::string& name) { impl_->own(tensor, stage, name); }
 std::optional<Home> Ownership::home_of(const at::Tensor& tensor) const { return impl_->home_of(tensor); }
 std::shared_ptr<Ownership::MicroBatch> Ownership::begin(int64_t number, uint64_t seed, ForwardOrder order,

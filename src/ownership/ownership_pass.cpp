@@ -2,13 +2,17 @@
 
 #include <ATen/ops/clone.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/strides.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 
+#include "ownership/cut_tensors.h"
 #include "ownership/shadow.h"
+#include "trireme/activations/call_arguments.h"
+#include "trireme/activations/part_tensor.h"
 #include "trireme/base/error.h"
 #include "trireme/base/mix64.h"
 
@@ -40,6 +44,16 @@ void replace(c10::IValue& value, size_t item, const at::Tensor& tensor) {
 
 at::Tensor with_base(const at::Tensor& tensor) { return tensor.is_view() ? at::Tensor(tensor._base()) : tensor; }
 
+/// The tensor of which others may have used what is written.
+at::Tensor written_as_a_whole(const OperatorCall& call, const HomedArgument& one, const Transfers& transfers) {
+  if (PartTensor::of(*one.tensor) == nullptr) return with_base(*one.tensor);
+  if (needs_gradient(*one.tensor) && transfers.away(*one.tensor) != nullptr)
+    throw Error(ErrorCode::kUnsupported,
+                str("smp: ", call.op.schema().name(), " writes a tensor that ranks along \"tensor\" have parts of, after ",
+                    "another stage has used it, which is not there yet; clone() it before it is written"));
+  return *one.tensor;
+}
+
 bool is_mask(at::ScalarType dtype) { return dtype == at::kBool || dtype == at::kByte; }
 
 bool is_written(const OperatorCall& call, const HomedArgument& one) {
@@ -60,17 +74,13 @@ bool draws(const OperatorCall& call, const OperatorFacts& facts) {
 }
 
 /// The key of a call that a stage runs: each stage tells sizes by itself.
-Key key_on(int stage, const OperatorFacts& facts, const OperatorCall& call, bool& is_complete) {
-  return key_of(mix64(facts.hash + static_cast<uint64_t>(stage + 1)), call.arguments(), is_complete);
+Key key_on(int stage, const OperatorFacts& facts, const OperatorCall& call, bool& is_complete, const CutTensors* cut) {
+  return key_of(mix64(facts.hash + static_cast<uint64_t>(stage + 1)), call.arguments(), is_complete, cut);
 }
 
 /// Whether the call writes its argument number `i`. Statistics of a norm that is not trained it does not.
 bool writes(const OperatorCall& call, const OperatorFacts& facts, size_t i) {
   return i < 64 && (facts.written >> i & 1) != 0 && ((facts.statistics >> i & 1) == 0 || draws(call, facts));
-}
-
-const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
 }
 
 /// Whether a tensor ends with the micro-batch, as far as is known: of those that every stage has, what a region that is
@@ -147,7 +157,8 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
     const bool is_remote = !homed.empty() && homed.front().home.stage != stage_;
     return is_remote ? call.op.redispatchBoxed(call.keys, &call.stack) : next(call);
   }
-  std::optional<Home> home = home_of(facts, homed, entered_.empty() ? std::nullopt : std::optional(entered_.back()));
+  std::optional<Home> home =
+      home_of(facts, homed, entered_.empty() ? std::nullopt : std::optional(entered_.back()), cut());
   if (home && forced_) home->stage = *forced_;
   if (facts.written != 0 && now.is_in_region()) note_region_writes(now, homes_, call, facts, home.has_value());
   if (!home) return run_replicated(call, facts, homed, next);
@@ -197,7 +208,7 @@ void OwnershipPass::run_replicated(OperatorCall& call, const OperatorFacts& fact
                                    const Next& next) {
   ++counters_.replicated;
   bool is_complete = true;
-  current_->note(facts, key_of(facts.hash, call.arguments(), is_complete), -1);
+  current_->note(facts, key_of(facts.hash, call.arguments(), is_complete, cut()), -1);
   // A view by the sizes of a tensor that has a home.
   if (!homed.empty()) return call.op.redispatchBoxed(call.keys, &call.stack);
   if (!current_->is_in_region()) return next(call);
@@ -218,7 +229,7 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
                             const Home& home, const Next& next) {
   ++counters_.own;
   bool is_complete = true;
-  const Key key = key_on(stage_, facts, call, is_complete);
+  const Key key = key_on(stage_, facts, call, is_complete, cut());
   current_->note(facts, key, stage_);
   const bool tells = !is_complete || tells_each(facts, call);
   const ToldCall* const known = tells ? nullptr : told_.find(key);
@@ -233,6 +244,7 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   const bool reads_sizes_of_others = facts.view_of >= 0 && std::ranges::any_of(homed, [&](const HomedArgument& one) {
                                        return one.home.stage != stage_;
                                      });
+  if (facts.is_numbers) argument(call, 0) = next.run(call, [&] { return whole(call.arguments()[0].toTensor()); });
   if (reads_sizes_of_others)
     call.op.redispatchBoxed(call.keys, &call.stack);
   else
@@ -243,12 +255,13 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   ToldCall told_now;
   const ToldCall* told = known;
   if (known != nullptr) {
-    if (!holds(*told, tensors, torch::jit::last(call.stack, facts.results)))
-      throw StateError(str("smp: ", facts.name, " had results ", told_of(facts.name, tensors, call.results()).text(),
+    if (!holds(*told, tensors, torch::jit::last(call.stack, facts.results), cut()))
+      throw StateError(str("smp: ", facts.name, " had results ",
+                           told_of(facts.name, tensors, call.results(), cut()).text(),
                            " where the same call had ", told->text(),
                            " before: their sizes depend on values, and the operator does not say so"));
   } else {
-    told_now = told_of(facts.name, tensors, call.results());
+    told_now = told_of(facts.name, tensors, call.results(), cut());
     refuse_mixed(facts, told_now);
     exchange_.tell(facts, tells ? nullptr : &key, told_now);
     told = tells ? &told_now : &told_.add(key, std::move(told_now));
@@ -256,12 +269,14 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   if (facts.view_of >= 0 && !told->is_view()) current_->visit(facts, stage_);
   if (told->is_view()) {
     const std::vector<at::Tensor> views_of = originals_of(arguments, replaced);
-    if (!replaced.empty()) view_originals(call, *told, replaced, std::move(arguments));
+    if (!replaced.empty()) view_originals(next, call, *told, replaced, std::move(arguments));
+    note_makers(call, key, *told);
     if (may_follow) follow(call, *told, views_of, {});
     return;
   }
   give_back(call, replaced);
   note_results(torch::jit::last(call.stack, facts.results), *told, home);
+  note_makers(call, key, *told);
   take_written(facts, call.op, arguments, home);
 }
 
@@ -272,7 +287,7 @@ bool OwnershipPass::are_here(const OperatorFacts& facts, const HomedArguments& h
   const bool has_gradients = at::GradMode::is_enabled();
   return std::ranges::all_of(homed, [&](const HomedArgument& one) {
     return one.home.stage == stage_ &&
-           (!has_gradients || !is_needed(facts, one) || current_->pieces.is_here(*one.tensor));
+           (!has_gradients || !is_needed(facts, one) || current_->pieces.is_here(local_of(*one.tensor)));
   });
 }
 
@@ -287,7 +302,7 @@ OwnershipPass::Replacements OwnershipPass::bring(OperatorCall& call, const Opera
     const HomedArgument& one = homed[i];
     if (!is_needed(facts, one)) continue;
     if (is_written(call, one))
-      exchange_.use(call, facts, with_base(*one.tensor), one.home.stage, stage_, next);
+      exchange_.use(call, facts, written_as_a_whole(call, one, current_->transfers), one.home.stage, stage_, next);
     else
       used[i] = exchange_.use(call, facts, *one.tensor, one.home.stage, stage_, next);
   }
@@ -297,7 +312,8 @@ OwnershipPass::Replacements OwnershipPass::bring(OperatorCall& call, const Opera
     const HomedArgument& one = homed[i];
     if (!is_needed(facts, one) || is_written(call, one)) continue;
     const at::Tensor& here = used[i].defined() ? used[i] : *one.tensor;
-    at::Tensor crossed = pieces.is_here(here) ? used[i] : pieces.cross(here);
+    const at::Tensor in_piece = pieces.part_here(here);
+    at::Tensor crossed = in_piece.is_same(here) ? used[i] : in_piece;
     if (!crossed.defined() || crossed.is_same(*one.tensor)) continue;
     replaced.push_back({.argument = one.argument,
                         .item = one.item,
@@ -389,22 +405,25 @@ void OwnershipPass::follow(const OperatorCall& call, const ToldCall& told, const
 }
 
 /// Results that are views: of the program's own tensors, as on other stages.
-void OwnershipPass::view_originals(OperatorCall& call, const ToldCall& told, const Replacements& replaced,
+void OwnershipPass::view_originals(const Next& next, OperatorCall& call, const ToldCall& told, const Replacements& replaced,
                                    std::vector<c10::IValue> arguments) {
   const std::vector<at::Tensor> views_of_used = tensors_of(call.results()), used = tensors_of(arguments);
   torch::jit::drop(call.stack, call.results().size());
   for (const Replaced& one : replaced) replace(arguments[one.argument], one.item, one.original);
   for (c10::IValue& argument : arguments) call.stack.push_back(std::move(argument));
-  call.op.redispatchBoxed(call.keys, &call.stack);
+  if (cut_)
+    next.run(call, [&] { call.op.callBoxed(&call.stack); });
+  else
+    call.op.redispatchBoxed(call.keys, &call.stack);
   const std::vector<at::Tensor> views = tensors_of(call.results());
-  size_t next = 0;
+  size_t place = 0;
   for (const ToldCall::Return& result : told.returns)
     for (const ToldTensor& one : result.tensors) {
       const auto is_source = [&](const Replaced& it) {
         return !it.is_received && it.used.is_same(used[one.shares_with]);
       };
-      if (std::ranges::any_of(replaced, is_source)) current_->pieces.made_view(views[next], views_of_used[next]);
-      ++next;
+      if (std::ranges::any_of(replaced, is_source)) current_->pieces.made_view(views[place], views_of_used[place]);
+      ++place;
     }
 }
 
@@ -414,7 +433,7 @@ void OwnershipPass::note_results(c10::ArrayRef<c10::IValue> results, const ToldC
     size_t next = 0;
     for_each_tensor(results[i], [&](const at::Tensor& tensor) {
       const ToldTensor& one = told.returns[i].tensors[next++];
-      if (one.is_defined && one.is_argument < 0 && one.shares_with < 0) homes_.set(tensor.storage(), born(home));
+      if (one.is_defined && one.is_argument < 0 && one.shares_with < 0) homes_.set(local_of(tensor).storage(), born(home));
     });
   }
 }
@@ -427,10 +446,11 @@ void OwnershipPass::take_written(const OperatorFacts& facts, const c10::Operator
     if ((facts.written >> i & 1) == 0) continue;
     for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
       if (!tensor.defined() || homes_.find(tensor) != nullptr) return;
-      if (StorageHandle::owner_of(*tensor.storage().unsafeGetStorageImpl()) != nullptr)
+      const at::Tensor local = local_of(tensor);
+      if (StorageHandle::owner_of(*local.storage().unsafeGetStorageImpl()) != nullptr)
         throw Error(ErrorCode::kUnsupported, str("smp: ", op.schema().name(), " writes what stage ", home.stage,
                                                  " has computed into a parameter that no stage was given"));
-      homes_.set(tensor.storage(), born(home));
+      homes_.set(local.storage(), born(home));
       if (home.stage != stage_) make_remote(tensor, born(home), "");
     });
   }
@@ -447,7 +467,7 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
                                const Home& home, const Next& next) {
   ++counters_.remote;
   bool is_complete = true;
-  const Key key = key_on(home.stage, facts, call, is_complete);
+  const Key key = key_on(home.stage, facts, call, is_complete, cut());
   current_->note(facts, key, home.stage);
   for (const HomedArgument& one : homed)
     if (facts.view_of < 0)
@@ -474,8 +494,8 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
     const bool may_follow = current_->transfers.has_any() && at::GradMode::is_enabled();
     torch::jit::Stack stack = may_follow ? call.arguments().vec() : torch::jit::Stack();
     const std::vector<at::Tensor> views_of = tensors_of(stack);
-    // Not by next(call): the owner of a storage is asked for its bytes there.
-    call.op.redispatchBoxed(call.keys, &call.stack);
+    view_remote(call, *told);
+    note_makers(call, key, *told);
     if (may_follow) follow(call, *told, views_of, std::move(stack));
     return;
   }
@@ -490,6 +510,37 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
   note_writes(facts, *told, arguments, tensors);
   take_written(facts, call.op, arguments, home);
   make_results(call, *told, tensors, born(home));
+  note_makers(call, key, *told);
+}
+
+/// Not by next(call): the owner of a storage is asked for its bytes there. Where ranks share layers, a part may have the
+/// strides for a view that the whole has not: that one begins where the viewed tensor does.
+void OwnershipPass::view_remote(OperatorCall& call, const ToldCall& told) const {
+  if (!cut_ || told.returns.size() != 1 || told.returns[0].is_list)
+    return call.op.redispatchBoxed(call.keys, &call.stack);
+  torch::jit::Stack tried = call.arguments().vec();
+  const ToldTensor& one = told.returns[0].tensors[0];
+  at::Tensor view;
+  try {
+    call.op.redispatchBoxed(call.keys, &tried);
+    view = tried.back().toTensor();
+  } catch (const c10::Error&) {
+    const at::Tensor viewed = tensors_of(call.arguments()).at(one.shares_with);
+    view = viewed.as_strided(one.sizes, c10::contiguous_strides(one.sizes), viewed.storage_offset());
+  }
+  torch::jit::drop(call.stack, call.traits.arguments);
+  call.stack.emplace_back(std::move(view));
+}
+
+void OwnershipPass::note_makers(const OperatorCall& call, const Key& key, const ToldCall& told) {
+  if (!cut_) return;
+  const std::vector<at::Tensor> results = tensors_of(call.results());
+  int number = 0;
+  for (const ToldCall::Return& result : told.returns)
+    for (const ToldTensor& one : result.tensors) {
+      cut_->note_result(results[number], key, number, one);
+      ++number;
+    }
 }
 
 /// Tensors that the program has written have another version, and need a gradient where they do on their stage.

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "ownership/cut_tensors.h"
 #include "ownership/exchange.h"
 #include "ownership/homes.h"
 #include "ownership/micro_batch.h"
@@ -31,6 +32,14 @@ class OwnershipPass final : public Pass {
   void run(OperatorCall& call, Next next) override;
 
   Homes& homes() { return homes_; }
+  /// Ranks share layers from now on.
+  void set_cuts(CutActivations& cuts) { exchange_.set(&cut_.emplace(cuts)); }
+  const CutTensors* cut() const { return cut_ ? &*cut_ : nullptr; }
+  void note_owned(const at::Tensor& tensor, const std::string& name) {
+    if (cut_) cut_->note_owned(tensor, name);
+  }
+  /// Exchange::whole_here().
+  at::Tensor whole(const at::Tensor& tensor) { return exchange_.whole_here(tensor); }
   /// Between forward passes this thread runs a backward pass of theirs, or does not.
   void set_backward(bool is_backward) { is_backward_ = is_backward; }
   /// Until leave(), what has no parameters is computed on `stage`.
@@ -86,7 +95,9 @@ class OwnershipPass final : public Pass {
   void follow(const OperatorCall& call, const ToldCall& told, const std::vector<at::Tensor>& views_of,
               torch::jit::Stack stack);
   static void give_back(OperatorCall& call, const Replacements& replaced);
-  void view_originals(OperatorCall& call, const ToldCall& told, const Replacements& replaced,
+  void view_remote(OperatorCall& call, const ToldCall& told) const;
+  void note_makers(const OperatorCall& call, const Key& key, const ToldCall& told);
+  void view_originals(const Next& next, OperatorCall& call, const ToldCall& told, const Replacements& replaced,
                       std::vector<c10::IValue> arguments);
   void note_results(c10::ArrayRef<c10::IValue> results, const ToldCall& told, const Home& home);
   void take_written(const OperatorFacts& facts, const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments,
@@ -104,6 +115,7 @@ class OwnershipPass final : public Pass {
   const int stages_;
   const c10::Device device_;
   Exchange exchange_;
+  std::optional<CutTensors> cut_;
   Homes homes_;
   ToldCalls told_;
   ska::flat_hash_map<c10::OperatorHandle, std::unique_ptr<const OperatorFacts>> facts_;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 
+#include "trireme/activations/part_tensor.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
 
@@ -117,13 +118,23 @@ at::Tensor Pieces::cross(const at::Tensor& argument) {
   return stand_in;
 }
 
+at::Tensor Pieces::part_here(const at::Tensor& argument) {
+  const PartTensor* const part = PartTensor::of(argument);
+  const at::Tensor local = local_of(argument);
+  if (is_here(local)) return argument;
+  at::Tensor crossed = cross(local);
+  if (part == nullptr) return crossed;
+  return crossed.is_same(local) ? argument : PartTensor::wrap(std::move(crossed), part->known());
+}
+
 void Pieces::made_view(const at::Tensor& view, const at::Tensor& of_stand_in) {
-  if (needs_gradient(view)) torch::autograd::impl::set_gradient_edge(view, gradient_edge(of_stand_in));
+  if (needs_gradient(view))
+    torch::autograd::impl::set_gradient_edge(local_of(view), gradient_edge(local_of(of_stand_in)));
 }
 
 void Pieces::begin_write(const at::Tensor& written) {
   if (!needs_gradient(written)) return;
-  const at::Tensor base(base_of(written));
+  const at::Tensor base(base_of(local_of(written)));
   if (base.is_leaf()) return;  // it has no history, or libtorch refuses the write
   if (dynamic_cast<const StandIn*>(base.grad_fn().get()) != nullptr)
     throw Error(ErrorCode::kUnsupported,

@@ -64,6 +64,8 @@ class Pieces {
   /// The tensor that an operator uses for `argument`: the same, or where that is of an earlier piece and needs a
   /// gradient, a stand-in with its memory. After everything that the operator receives.
   at::Tensor cross(const at::Tensor& argument);
+  /// cross() where it is needed, also of a part, of which the stand-in is one, too.
+  at::Tensor part_here(const at::Tensor& argument);
   /// Whether cross() would give `argument` itself, at once where there is one piece; else false says nothing.
   bool is_here(const at::Tensor& argument);
   /// An operator's result shares memory with a stand-in. The program gets `view` instead, which the operator makes of

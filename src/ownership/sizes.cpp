@@ -8,6 +8,8 @@
 #include <cstring>
 #include <tuple>
 
+#include "ownership/cut_tensors.h"
+#include "ownership/homes.h"
 #include "trireme/base/error.h"
 #include "trireme/base/mix64.h"
 
@@ -17,6 +19,7 @@ namespace {
 /// Mixes values of a call into a key.
 class KeyMaker {
  public:
+  explicit KeyMaker(const CutTensors* cut) : cut_(cut) {}
   void add(uint64_t value) {
     first_ = (first_ ^ value) * 0xd6e8feb86659fd93;
     first_ ^= first_ >> 32;
@@ -70,6 +73,7 @@ class KeyMaker {
         static_cast<uint64_t>(c10::typeMetaToScalarType(impl.dtype())) << 4 | static_cast<uint64_t>(is_strided) << 3 |
         static_cast<uint64_t>(keys.has(c10::DispatchKey::Conjugate)) << 2 |
         static_cast<uint64_t>(keys.has(c10::DispatchKey::Negative)) << 1 | static_cast<uint64_t>(impl.requires_grad()));
+    if (cut_ != nullptr && is_strided) return add_geometry(tensor);
     if (!is_strided) {
       for (const int64_t size : sizes) add(static_cast<uint64_t>(size));
       return;
@@ -78,13 +82,44 @@ class KeyMaker {
     for (size_t dim = 0; dim < sizes.size(); ++dim)
       add(static_cast<uint64_t>(sizes[dim]) ^ std::rotl(static_cast<uint64_t>(strides[dim]), 32));
   }
+  void add_geometry(const at::Tensor& tensor) {
+    const CutTensors::Geometry geometry = cut_->geometry_of(tensor);
+    for (const int64_t size : geometry.sizes) add(static_cast<uint64_t>(size));
+    if (const auto maker = cut_->maker_of(tensor)) return add(*maker);
+    for (const int64_t stride : geometry.strides) add(static_cast<uint64_t>(stride));
+  }
 
+  const CutTensors* const cut_;
   uint64_t first_ = 0, second_ = 0;
 };
 
-bool is_alike(const ToldTensor& told, const at::Tensor& result, const ArgumentTensors& arguments) {
+/// What is told of a tensor, its relation to arguments aside.
+ToldTensor told_tensor(const at::Tensor& tensor, const CutTensors* cut) {
+  ToldTensor one{.sizes = at::DimVector(tensor.sizes()),
+                 .strides = at::DimVector(tensor.strides()),
+                 .dtype = tensor.scalar_type(),
+                 .requires_grad = tensor.requires_grad(),
+                 .is_conjugated = tensor.is_conj(),
+                 .is_negated = tensor.is_neg()};
+  if (cut != nullptr) {
+    const CutTensors::Geometry whole = cut->geometry_of(tensor);
+    one.sizes = at::DimVector(whole.sizes);
+    one.strides = at::DimVector(whole.strides);
+    one.cut = cut->cut_of(tensor);
+  }
+  return one;
+}
+
+bool is_alike(const ToldTensor& told, const at::Tensor& result, const ArgumentTensors& arguments,
+              const CutTensors* cut) {
   if (result.defined() != told.is_defined) return false;
   if (!told.is_defined) return true;
+  if (cut != nullptr) {  // strides of parts are made up
+    ToldTensor now = told_tensor(result, cut);
+    std::tie(now.is_argument, now.shares_with) = arguments.relation_of(result);
+    now.strides = told.strides;
+    return now == told;
+  }
   if (result.scalar_type() != told.dtype || result.requires_grad() != told.requires_grad ||
       result.sizes() != at::IntArrayRef(told.sizes) || result.strides() != at::IntArrayRef(told.strides) ||
       result.is_conj() != told.is_conjugated || result.is_neg() != told.is_negated)
@@ -141,8 +176,8 @@ std::string ToldCall::text() const {
   return text.empty() ? "nothing" : text;
 }
 
-Key key_of(uint64_t operator_hash, c10::ArrayRef<c10::IValue> arguments, bool& is_complete) {
-  KeyMaker maker;
+Key key_of(uint64_t operator_hash, c10::ArrayRef<c10::IValue> arguments, bool& is_complete, const CutTensors* cut) {
+  KeyMaker maker(cut);
   maker.add(operator_hash);
   maker.add(static_cast<uint64_t>(at::GradMode::is_enabled()) << 32 |
             static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())));
@@ -158,10 +193,7 @@ Key key_of(uint64_t operator_hash, c10::ArrayRef<c10::IValue> arguments, bool& i
 
 ArgumentTensors::ArgumentTensors(c10::ArrayRef<c10::IValue> arguments) {
   const auto add = [&](const at::Tensor& tensor) {
-    const bool has_storage = tensor.defined() && tensor.has_storage();
-    tensors_.emplace_back(
-        tensor.defined() ? tensor.unsafeGetTensorImpl() : nullptr,
-        has_storage ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr);
+    tensors_.emplace_back(tensor.defined() ? tensor.unsafeGetTensorImpl() : nullptr, storage_of(tensor));
     if (tensor.defined() && tensor.use_count() == 1) kept_.push_back(tensor);
   };
   for (const c10::IValue& argument : arguments) {
@@ -174,7 +206,7 @@ ArgumentTensors::ArgumentTensors(c10::ArrayRef<c10::IValue> arguments) {
 
 std::pair<int, int> ArgumentTensors::relation_of(const at::Tensor& result) const {
   const c10::TensorImpl* const tensor = result.unsafeGetTensorImpl();
-  const c10::StorageImpl* const storage = tensor->unsafe_storage().unsafeGetStorageImpl();
+  const c10::StorageImpl* const storage = storage_of(result);
   int shares_with = -1;
   for (size_t place = 0; place < tensors_.size(); ++place) {
     if (tensors_[place].first == tensor) return {static_cast<int>(place), -1};
@@ -184,7 +216,8 @@ std::pair<int, int> ArgumentTensors::relation_of(const at::Tensor& result) const
   return {-1, shares_with};
 }
 
-ToldCall told_of(const std::string& op, const ArgumentTensors& arguments, c10::ArrayRef<c10::IValue> results) {
+ToldCall told_of(const std::string& op, const ArgumentTensors& arguments, c10::ArrayRef<c10::IValue> results,
+                 const CutTensors* cut) {
   ToldCall told;
   for (const c10::IValue& result : results) {
     ToldCall::Return& of_result = told.returns.emplace_back();
@@ -193,31 +226,27 @@ ToldCall told_of(const std::string& op, const ArgumentTensors& arguments, c10::A
       ToldTensor& one = of_result.tensors.emplace_back();
       one.is_defined = tensor.defined();
       if (!tensor.defined()) return;
-      if (!tensor.has_storage() || tensor.layout() != at::kStrided)
+      if (storage_of(tensor) == nullptr || tensor.layout() != at::kStrided)
         throw Error(ErrorCode::kUnsupported,
                     str("smp: ", op, " has a result of layout ", tensor.layout(),
                         ", which other stages cannot have without its numbers; compute it outside of the step, or "
                         "make it dense where it is made"));
-      one = {.sizes = at::DimVector(tensor.sizes()),
-             .strides = at::DimVector(tensor.strides()),
-             .dtype = tensor.scalar_type(),
-             .requires_grad = tensor.requires_grad(),
-             .is_conjugated = tensor.is_conj(),
-             .is_negated = tensor.is_neg()};
+      one = told_tensor(tensor, cut);
       std::tie(one.is_argument, one.shares_with) = arguments.relation_of(tensor);
     });
   }
   return told;
 }
 
-bool holds(const ToldCall& told, const ArgumentTensors& arguments, c10::ArrayRef<c10::IValue> results) {
+bool holds(const ToldCall& told, const ArgumentTensors& arguments, c10::ArrayRef<c10::IValue> results,
+           const CutTensors* cut) {
   if (told.returns.size() != results.size()) return false;
   bool is_right = true;
   for (size_t i = 0; i < results.size() && is_right; ++i) {
     const ToldCall::Return& expected = told.returns[i];
     size_t next = 0;
     for_each_tensor(results[i], [&](const at::Tensor& tensor) {
-      is_right = is_right && next < expected.tensors.size() && is_alike(expected.tensors[next], tensor, arguments);
+      is_right = is_right && next < expected.tensors.size() && is_alike(expected.tensors[next], tensor, arguments, cut);
       ++next;
     });
     is_right = is_right && next == expected.tensors.size();
@@ -236,6 +265,7 @@ std::string bytes_of(const ToldCall& told) {
       write(tensor.strides);
       write(static_cast<int64_t>(tensor.dtype));
       write(tensor.is_defined | tensor.requires_grad << 1 | tensor.is_conjugated << 2 | tensor.is_negated << 3);
+      write(static_cast<int64_t>(tensor.cut));
       write(tensor.is_argument);
       write(tensor.shares_with);
     }
@@ -259,6 +289,7 @@ ToldCall told_from(const std::string& bytes) {
       tensor.requires_grad = flags & 2;
       tensor.is_conjugated = flags & 4;
       tensor.is_negated = flags & 8;
+      tensor.cut = static_cast<uint64_t>(read());
       tensor.is_argument = static_cast<int>(read());
       tensor.shares_with = static_cast<int>(read());
     }

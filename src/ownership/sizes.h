@@ -23,6 +23,7 @@ struct ToldTensor {
   bool is_defined = true;
   bool requires_grad = false;
   bool is_conjugated = false, is_negated = false;  ///< the lazy bits of views of complex numbers
+  uint64_t cut = 0;                                ///< how ranks that share layers have cut it: CutTensors::cut_of()
   int is_argument = -1;                            ///< it is this one of the tensors among the arguments
   int shares_with = -1;                            ///< it is another tensor over this one's memory
   bool operator==(const ToldTensor&) const = default;
@@ -69,9 +70,12 @@ class ToldCalls {
   ska::flat_hash_map<Key, std::unique_ptr<const ToldCall>, KeyHash> calls_;
 };
 
+class CutTensors;
+
 /// `operator_hash`: of its name, the same in every process. `is_complete` gets false where an argument is of a kind
-/// that cannot be part of a key.
-Key key_of(uint64_t operator_hash, c10::ArrayRef<c10::IValue> arguments, bool& is_complete);
+/// that cannot be part of a key. `cut`: where ranks share layers.
+Key key_of(uint64_t operator_hash, c10::ArrayRef<c10::IValue> arguments, bool& is_complete,
+           const CutTensors* cut = nullptr);
 
 /// The tensors among the arguments of a call, those in lists included, by their numbers: what its results are compared
 /// with when the arguments are gone.
@@ -88,10 +92,12 @@ class ArgumentTensors {
 
 /// The results to be told of a call with `arguments`, as the program gave them, that had `results`.
 /// Throws    Error(kUnsupported) that names `op`: a result without a storage, such as a sparse one.
-ToldCall told_of(const std::string& op, const ArgumentTensors& arguments, c10::ArrayRef<c10::IValue> results);
+ToldCall told_of(const std::string& op, const ArgumentTensors& arguments, c10::ArrayRef<c10::IValue> results,
+                 const CutTensors* cut = nullptr);
 
 /// Whether `told` describes `results`. As told_of(), without making anything.
-bool holds(const ToldCall& told, const ArgumentTensors& arguments, c10::ArrayRef<c10::IValue> results);
+bool holds(const ToldCall& told, const ArgumentTensors& arguments, c10::ArrayRef<c10::IValue> results,
+           const CutTensors* cut = nullptr);
 
 /// As bytes, and back. Throws CommError(kDiverged): other bytes.
 std::string bytes_of(const ToldCall& told);

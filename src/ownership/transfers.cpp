@@ -16,6 +16,7 @@ Transfers::Use Transfers::use(const at::Tensor& tensor, int home, int stage, int
     entry.home = entry.holder = home;
     entry.is_at.assign(stages, false);
     entry.data.reset();
+    entry.whole.reset();
     entry.used_as.reset();
   }
   Use use{.entry = &entry};

@@ -23,6 +23,7 @@ class Transfers {
     int holder = 0;                ///< the stage that used it last
     std::vector<bool> is_at = {};  ///< by stage: its elements have crossed
     at::Tensor data = {};          ///< received
+    at::Tensor whole = {};         ///< on its home, where it is a part: what others have got
     at::Tensor used_as = {};  ///< by this stage, in the latest run of its uses: `data`, with a gradient that goes back
   };
   /// The effect of `stage`'s use of a tensor.

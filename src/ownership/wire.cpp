@@ -69,16 +69,21 @@ at::Tensor over(const at::Tensor& memory, const Layout& layout) {
 
 }  // namespace
 
-at::Tensor packed(const at::Tensor& tensor) {
+at::Tensor packed(const at::Tensor& tensor, bool in_order) {
   const at::NoGradGuard no_grad;
-  const at::Tensor memory = physical(tensor.detach());
+  at::Tensor memory = physical(tensor.detach());
+  if (in_order) memory = memory.contiguous();
   const Walk walk(memory.sizes(), memory.strides());
   return memory.as_strided(walk.sizes, walk.strides).clone(at::MemoryFormat::Contiguous).view(-1);
 }
 
-Room make_room(const at::Tensor& like) {
+Room make_room(const at::Tensor& like, bool in_order) {
   const at::NoGradGuard no_grad;
-  const Layout layout = layout_of(like);
+  Layout layout = layout_of(like);
+  if (in_order) {
+    const c10::DimVector strides = c10::contiguous_strides(layout.sizes);
+    layout.strides.assign(strides.begin(), strides.end());
+  }
   const Walk walk(layout.sizes, layout.strides);
   const auto options = at::TensorOptions().dtype(layout.dtype).device(like.device());
   const int64_t offset = like.storage_offset() % alignment_of(like);

@@ -10,8 +10,9 @@
 
 namespace trireme::ownership {
 
-/// The elements that travel, contiguous; those that a stride of 0 repeats once. A copy.
-at::Tensor packed(const at::Tensor& tensor);
+/// The elements that travel, contiguous; those that a stride of 0 repeats once. A copy. `in_order`: all of them in the
+/// order of dims, where the receiver has other strides.
+at::Tensor packed(const at::Tensor& tensor, bool in_order = false);
 
 /// Where a tensor of another one's sizes, strides and dtype is put together.
 struct Room {
@@ -19,7 +20,7 @@ struct Room {
   at::Tensor elements;  ///< of the tensor, in `buffer`'s order; the same memory where it can be
   at::Tensor tensor;
 };
-Room make_room(const at::Tensor& like);
+Room make_room(const at::Tensor& like, bool in_order = false);
 /// The tensor, once the buffer is filled.
 at::Tensor filled(const Room& room);
 

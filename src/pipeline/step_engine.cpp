@@ -16,6 +16,7 @@
 #include "trireme/intercept.h"
 #include "trireme/pager/init/init.h"
 #include "trireme/parallel/exclusions.h"
+#include "trireme/tensor/tensor_parallel.h"
 
 namespace trireme {
 namespace {
@@ -72,6 +73,18 @@ std::map<std::string, int> stages_by_name(const torch::nn::Module& model, const 
   return by_name;
 }
 
+/// Whether stages follow each other as the model's tensors do.
+bool is_in_order(const torch::nn::Module& model, const std::map<std::string, int>& stages) {
+  int last = 0;
+  bool is_in_order = true;
+  for (const auto& item : model.named_parameters()) {
+    const int stage = stages.at(item.key());
+    is_in_order = is_in_order && stage >= last;
+    last = stage;
+  }
+  return is_in_order;
+}
+
 void check_whole(const torch::nn::Module& model) {
   for (const auto& item : model.named_parameters())
     if (zero::is_sharded(item.value())) {
@@ -119,6 +132,15 @@ detail::OwnedStage::OwnedStage(Group& world, const Topology& topology, torch::nn
   });
   if (difference) throw ConfigError(str("stages of the model: the ranks differ: ", difference->text()));
   if (stages.size() > 1) check_whole(model);
+  if (stages.size() > 1 && topology.has("tensor") && grid->along({"tensor"}).size() > 1 && !options.takes_sizes_from_inputs)
+    throw ConfigError(str("axes \"pipe\" of ", stages.size(), " and \"tensor\" of ", grid->along({"tensor"}).size(),
+                          " ranks: stages of a step function take the sizes of whole layers; set "
+                          "InitializeOptions::takes_sizes_from_inputs where the model reads none of its parameters', or "
+                          "make one of the two 1"));
+  if (stages.size() > 1 && !is_in_order(model, by_name)) {
+    if (!options.partition_model) options.partition_model.emplace();
+    options.partition_model->is_ordered = false;  // rules look at neighbours
+  }
   const Config config = resolved_config(options, world.size());
   if (stages.size() > 1 && config.recompute.mode == RecomputeMode::kFull)
     throw ConfigError(filled(exclusion_of(Feature::kOwnership, Feature::kRecomputeLayers).text, {str(stages.size())}));
@@ -149,6 +171,10 @@ StepEngine::StepEngine(detail::OwnedStage stage, torch::nn::Module& model, const
         return watched;
       }()),
       runner_(training(), *grid, *ownership, step) {
+  if (TensorParallel* const slices = training().passes().find<TensorParallel>(); slices != nullptr && stages() > 1) {
+    ownership->set_cuts(*slices);
+    own_all(*ownership, model, homes, /*are_here=*/false);
+  }
   // A Training gives its tensors memory of its own.
   own_all(*ownership, model, homes, /*are_here=*/true);
 }

@@ -35,10 +35,11 @@ constexpr const char* kStepSpent = "This engine is spent: make a new one, and lo
 /// process all the same, and ranks whose programs have other control flow must not gather parameters in other orders.
 constexpr const char* kNoTurns =
     "micro-batches cannot take turns with \"deterministic\", offloaded optimizers, ZeRO stage 2 or 3 without "
-    "trireme.pipeline.whole_gradients, or parameters that are gathered by copies";
+    "trireme.pipeline.whole_gradients, layers that ranks share, or parameters that are gathered by copies";
 bool may_take_turns(Training& training, bool sums_whole) {
   const PagerPolicy& policy = training.pager().policy();
   const bool gathers = policy.stage == 3 && policy.gather == GatherPolicy::kCopy && training.groups().sums.size() > 1;
+  if (training.groups().slices != nullptr && training.groups().slices->size() > 1) return false;
   return !policy.deterministic && policy.offload_ratio == 0 && (policy.stage < 2 || sums_whole) && !gathers;
 }
 

@@ -228,7 +228,7 @@ TEST(Stages, RefuseWhatTheyCannotDo) {
                 "`trireme.recompute` = \"full\": a step function over 2 stages does not run layers again yet");
     EXPECT_SAYS(
         error(Topology({{"pipe", 2}, {"data", 1}, {"tensor", 2}}), [](Config& config) { config.degrees.tensor = 2; }),
-        "axes \"pipe\" of 2 and \"tensor\" of 2 ranks: stages of a step function do not own slices of layers yet");
+        "axes \"pipe\" of 2 and \"tensor\" of 2 ranks: stages of a step function take the sizes of whole layers");
   });
 }
 

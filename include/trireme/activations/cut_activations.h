@@ -36,9 +36,11 @@ class CutActivations {
   /// The tensor of sent() on this stage, which shares its memory where it is a part. Throws CommError: `cut` is
   /// damaged.
   virtual at::Tensor taken(const at::Tensor& tensor, [[maybe_unused]] const std::string& cut) { return tensor; }
-  /// The whole of which `tensor` is a part, detached where it is gathered; a tensor that is none. Collective. Throws
-  /// StateError, on every rank of the axis: it is not known how it is cut.
+  /// The whole of which `tensor` is a part, detached where it is gathered, but with its graph where ranks share layers;
+  /// a tensor that is none. Collective. Throws StateError, on every rank of the axis: it is not known how it is cut.
   virtual at::Tensor whole(const at::Tensor& tensor) { return tensor; }
+  /// The whole of `tensor`, which is cut as `part` is, such as its gradient. Collective.
+  virtual at::Tensor whole_like(const at::Tensor& tensor, [[maybe_unused]] const at::Tensor& part) { return tensor; }
   /// The first exchange so far whose result is wrong for the ranks' parts, with its operator; "": none is known.
   virtual std::string exchange_problem() { return {}; }
   /// From now on exchanges are counted by operator, or no longer; those so far are forgotten.

@@ -47,6 +47,12 @@ struct PartOf {
   std::shared_ptr<PartRanks> ranks = nullptr;  ///< null: any; a function gives and gets gradients of parts alone
 };
 
+/// The tensor that operators and autograd's nodes get of `tensor`: this rank's part, or `tensor` itself.
+at::Tensor local_of(const at::Tensor& tensor);
+
+/// Strides of a dense whole of these sizes whose dims lie in the order of a local tensor's `strides`.
+c10::SmallVector<int64_t, 5> dense_strides(c10::IntArrayRef sizes, c10::IntArrayRef strides);
+
 /// Whether this thread's code is a program's: interception is on, and no operator runs.
 bool program_looks() noexcept;
 
@@ -74,6 +80,8 @@ class PartTensor final : public c10::TensorImpl {
   /// The plain tensor that operators and autograd's nodes get. What has happened to the metadata of either is mended.
   at::Tensor local();
   const std::shared_ptr<const PartOf>& known() const { return of_; }
+  /// Those that a program sees.
+  c10::IntArrayRef strides_of_whole() const { return strides_; }
 
   PartTensor(at::Tensor local, std::shared_ptr<const PartOf> of, bool shares_metadata);
   ~PartTensor() override;

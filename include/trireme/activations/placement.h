@@ -106,6 +106,8 @@ class Placement {
   Cuts& at(int position) { return cuts_[position]; }
   auto begin() { return cuts_.begin(); }
   auto end() { return cuts_.end(); }
+  auto begin() const { return cuts_.begin(); }
+  auto end() const { return cuts_.end(); }
   bool is_cut_along(int axis) const;
   /// Whether some ranks have the same elements by a cut.
   bool overlaps() const;

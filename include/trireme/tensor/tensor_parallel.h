@@ -87,6 +87,7 @@ class [[nodiscard]] TensorParallel final : public CutActivations {
   ///
   /// Throws    StateError: `slice` is none, or of other sizes.
   at::Tensor gather_like(const at::Tensor& tensor, const at::Tensor& slice);
+  at::Tensor whole_like(const at::Tensor& tensor, const at::Tensor& part) override { return gather_like(tensor, part); }
   /// The ranks that share layers.
   Group& group() const;
   /// Ends the recording of exchanges. Collective.

@@ -201,10 +201,7 @@ def resolved(options, size):
 
 def _check_tensor(cfg):
     """Raises  ConfigError, UnsupportedError: keys that do not fit `tensor_parallel_degree`."""
-    degree, stages = cfg.tensor_parallel_degree, cfg.pipeline_parallel_degree
-    if degree > 1 and stages > 1:
-        raise UnsupportedError(f"smp.init: `tensor_parallel_degree` = {degree} with `pipeline_parallel_degree` = {stages} is not there yet: stages of a step function do "
-                               "not own slices of layers; give 1 for one of the two")
+    degree = cfg.tensor_parallel_degree
     if degree > 1 and not cfg.ddp:
         raise ConfigError(f"smp.init: `tensor_parallel_degree` = {degree} needs `ddp` = true; give it")
 

@@ -92,9 +92,10 @@ class StepEngine(Engine):
         return outputs
 
     def _whole_of(self, program, micro_batch):
-        """The results of `program`, each whole on every rank that shares layers."""
+        """The results of `program`, each whole on every rank that shares layers; with several stages the core does that."""
         with self._cutting():
-            return [self.core.gather(tensor) if self.core.is_part(tensor) else tensor for tensor in program(micro_batch)]
+            tensors = program(micro_batch)
+            return [self.core.gather(tensor) if self.over_one_stage and self.core.is_part(tensor) else tensor for tensor in tensors]
 
     def backward(self, loss, gradient=None):  # pylint: disable=arguments-differ, arguments-renamed
         """Inside of a step function: a backward pass begins with `loss`."""

@@ -2,9 +2,9 @@
 the stage that has them tells all."""
 import torch
 
-from .. import ranks
+from .. import ranks as world_ranks
 from ..patches import Patches, Wrapped
-from . import program
+from . import program, ranks
 
 
 def _numbers(tensor):
@@ -45,11 +45,21 @@ def _copied(original):
     return copied
 
 
+def _by_operator(original):
+    """torch asks the strides before it calls the operator, and other stages have those of a whole."""
+    def contiguous(self, *args, **kwargs):
+        shares_layers = program.running() is not None and ranks.tp_size() > 1
+        return torch.ops.aten.contiguous.default(self, *args, **kwargs) if shares_layers else original(self, *args, **kwargs)
+
+    return contiguous
+
+
 _NUMBERS = "inside of a step function numbers of a tensor of another stage come from there"
 
 PATCHES = Patches(__name__, "the tensors of an `smp.DistributedModel` get more than one stage", [
     *[Wrapped("torch", f"Tensor.{name}", _NUMBERS, _read) for name in ("tolist", "numpy", "__array__", "__reduce_ex__", "__dlpack__")],
+    Wrapped("torch", "Tensor.contiguous", "every stage runs the operator, whatever strides it sees of a tensor of which ranks have parts", _by_operator),
     Wrapped("torch", "Tensor.__repr__", _NUMBERS, _shown),
     Wrapped("torch", "Tensor.__deepcopy__", _NUMBERS, _copied),
     Wrapped("torch.nn", "Parameter.__deepcopy__", _NUMBERS, _copied),
-], ranks.living)
+], world_ranks.living)

@@ -36,10 +36,6 @@ const AxisPart& pipe_axis() {
                "reads sizes of its inputs sees its own alone; set InitializeOptions::takes_sizes_from_inputs where "
                "layers read none but those, remove the key, or make stages 1",
            .option = kAnySizes},
-          {.other = kTensor,
-           .text = "axes \"pipe\" of {} and \"tensor\" of {} ranks: stages of a step function do not own slices of "
-                   "layers yet; make one of the two 1, or train a PipelineModule",
-           .option = kOwnership},
           {.other = kProgramSlices,
            .text =
                "axes \"pipe\" of {} and \"model\" of {} ranks: stages of a step function do not own layers that the "
