@@ -57,9 +57,9 @@ class Turns(Case):
         found = self.assert_bits_of_one_process(text, stages)
         self.assertEqual(found[2], ["sequential"] + [order] * 3)
 
-    def compared_state(self, begin, forward, **options):
+    def compared_state(self, begin, forward, before=""):
         """A program that keeps something, so that one micro-batch runs after the other."""
-        self.compared("Keeps()", order="sequential", **options, more=f"""
+        self.compared("Keeps()", order="sequential", more=before + f"""
     class Keeps(Net):
         def begin(self):
             {begin}
@@ -164,6 +164,21 @@ class Turns(Case):
                            ("numpy.random.default_rng(3)", "float(self.g.random())")):
             with self.subTest(make):
                 self.compared_state(f"self.g = {make}", f"x = self.twice(x) * {draw} + float(x.sum() > 0); return self.head(self.twice(x) * {draw})")
+
+    def test_parameters_that_functional_call_sets(self):
+        self.compared_state("pass", """for factor in (0.5, 1.5):
+                for layer in self.layers:
+                    x = torch.tanh(torch.func.functional_call(layer, {name: value * factor for name, value in layer.named_parameters()}, (x,)))
+            return self.head(x)""")
+
+    def test_a_cache_of_parametrized_weights(self):
+        self.compared_state("torch.nn.utils.parametrize.register_parametrization(self.layers[0], 'weight', Symmetric())", """with cached():
+                return self.head(self.twice(x))""", before="""
+    from torch.nn.utils.parametrize import cached
+    class Symmetric(nn.Module):
+        def forward(self, weight):
+            return weight.triu() + weight.triu(1).t()
+""")
 
     def test_state_that_a_later_step_begins_to_keep_is_refused(self):
         told = self.ran(2, _BEGIN + """
