@@ -1,5 +1,8 @@
 """Programs that come back to a stage: micro-batches take turns from the second step on, or run one after the other
 where the program keeps something in Python. Losses, gradients and weights have the bits of one process."""
+import json
+import time
+
 from harness import RankServer, main
 from smp_programs import Case
 
@@ -210,6 +213,37 @@ class Turns(Case):
         self.assertEqual(told[0], 2)
         self.assertIn("step failed in stage 1, forward, micro-batch", told[1])
         self.assertIn("ValueError: of the program", told[1])
+
+    def test_ctrl_c_ends_a_forward_pass_in_its_thread(self):
+        for waits, heard_in in (("while True: pass", "forward"), ("time.sleep(60)", "run")):
+            with self.subTest(waits):
+                began = time.monotonic()
+                self.ran(2, _BEGIN + f"""
+    import signal, subprocess, time, traceback
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    class Waits(Net):
+        number = 0
+        def forward(self, x):
+            x = self.twice(x)
+            if self.number == 2:
+                assert threading.current_thread() is not threading.main_thread()
+                subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -INT {{os.getpid()}}"])
+                self.__dict__["began"] = time.monotonic()
+                {waits}
+            return self.head(x)
+""" + _END.replace("NET", "Waits()").replace("losses = train_step(x, y)", """try:
+            losses = train_step(x, y)
+        except KeyboardInterrupt as interruption:
+            frames = [frame.name for frame in traceback.extract_tb(interruption.__traceback__)]
+            with open(f"{folder}/heard_{smp.rank()}", "w") as file:
+                json.dump([number, time.monotonic() - net.began, frames], file)
+            break""").replace("result = [found, weights(model), orders]", "result = None"))
+                self.assertLess(time.monotonic() - began, 30)
+                for rank in range(2):
+                    number, seconds, frames = json.loads((self.folder / f"heard_{rank}").read_text())
+                    self.assertEqual(number, 2)
+                    self.assertLess(seconds, 3)
+                    self.assertIn(heard_in, frames)
 
     def test_what_threads_keep_apart_is_explained(self):
         notes = self.ran(2, _BEGIN + """

@@ -58,6 +58,7 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
     return runner_.run(micro_batches, program, name);
   }
   void backward(const at::Tensor& root, const at::Tensor& gradient = {}) { runner_.backward(root, gradient); }
+  bool has_left_program() const { return runner_.has_left(); }
   /// The optimizer's step. Throws StateError too: no optimizer; parameters, as step().
   void update() {
     require_optimizer("update");
