@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "ownership/casts.h"
 #include "ownership/homes.h"
 #include "ownership/mailbox.h"
 #include "ownership/pieces.h"
@@ -37,6 +38,7 @@ struct MicroBatch {
   Turns turns = Turns(1);
   bool measures = false;  ///< what turns spend
   Pieces pieces = {};
+  Casts casts = {};
   Transfers transfers = {};
   int64_t position = 0;  ///< operators so far
   int64_t randoms = 0;   ///< of them those that draw

@@ -139,6 +139,7 @@ void bind_step_engine(py::module_& module) {
       .def(
           "changes_state", [](OwnedEngine& self, const std::string& what) { self.changes_state(what); },
           py::arg("what"))
+      .def("end_autocast", [](OwnedEngine& self) { self.end_autocast(); })
       .def(
           "numbers_of", [](OwnedEngine& self, const at::Tensor& tensor) { return self.numbers_of(tensor); },
           py::arg("tensor"), WithoutGil())

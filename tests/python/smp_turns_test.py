@@ -92,6 +92,21 @@ class Turns(Case):
             return (x.float() * self.back).sum(1, keepdim=True)
 """)
 
+    def test_weights_that_autocast_casts_once_for_several_turns(self):
+        for stages in (2, 3):
+            for options in ("", ", cache_enabled=False"):
+                with self.subTest(stages=stages, options=options):
+                    self.compared("Recurs()", stages=stages, more=f"""
+    class Recurs(Net):
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16{options}):
+                for _ in range(3):
+                    x = x + self.twice(x)
+                    x = x * 0.9 if x.sum().item() > 0 else x
+            with torch.autocast("cpu", torch.bfloat16{options}):
+                return self.head(self.twice(x))
+""")
+
     def test_recursion_that_reads_a_value(self):
         self.compared("Tree()", stages=3, more="""
     class Tree(Net):

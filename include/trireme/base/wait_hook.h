@@ -16,8 +16,8 @@ class WaitHook {
   virtual std::shared_ptr<void> begin() = 0;
   /// Called about every 20 ms meanwhile. An exception from it ends the wait and makes the group unusable.
   virtual void poll() = 0;
-  /// A poll() has thrown, and the caller waits for `thread`, which runs the program: ends what it does soon, if that can
-  /// be.
+  /// A poll() has thrown, and the caller waits for `thread`, which runs the program: ends what it does soon, if that
+  /// can be.
   virtual void interrupt(std::thread::native_handle_type thread) { (void)thread; }
 };
 

@@ -79,6 +79,7 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
     return std::make_unique<Ownership::Replay>(*ownership, region);
   }
   void changes_state(const std::string& what) { ownership->changes_state(what); }
+  void end_autocast() { ownership->end_autocast(); }
   /// `tensor`, with its numbers on `stage`: before a layer's first operators that have no parameters, so that one
   /// tensor crosses in place of several. Inside of a step.
   at::Tensor move(const at::Tensor& tensor, int stage) { return ownership->move(tensor, stage); }

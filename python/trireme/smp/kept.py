@@ -122,7 +122,7 @@ class _SeenCache(dict):
 def seen():
     """While it lasts, a Watch sees attributes that forward passes set, and those that torch.func.functional_call()
     sets, and the cache of parametrized tensors."""
-    set_attribute, swap_tensor = torch.nn.Module.__setattr__, _named_member_accessor.swap_tensor
+    set_attribute, swap_tensor, cache = torch.nn.Module.__setattr__, _named_member_accessor.swap_tensor, parametrize._cache
 
     def __setattr__(self, name, value):
         if _here.watch is not None:
@@ -141,8 +141,8 @@ def seen():
     finally:
         torch.nn.Module.__setattr__ = set_attribute
         _named_member_accessor.swap_tensor = swap_tensor
-        if isinstance(parametrize._cache, _SeenCache):
-            parametrize._cache = dict(parametrize._cache)
+        if not parametrize._cache_enabled:
+            parametrize._cache = cache
 
 
 def _same_items(container, items):
