@@ -444,6 +444,7 @@ class StepEngine(EngineBase):
     def move(self, tensor: Tensor, stage: int) -> Tensor: ...
     def numbers_of(self, tensor: Tensor) -> Tensor:
         """A copy on the host with the numbers of a tensor of some stage, on every stage; itself where every stage has it. Inside of a step function."""
+    def end_autocast(self) -> None: ...
     def changes_state(self, what: str) -> None:
         """Inside of a step function: its forward pass has changed `what`, which outlives it. Raises StateError: forward passes take turns."""
     def update(self, changes: Sequence[tuple[int, Mapping[str, Any]]]) -> bool | None:

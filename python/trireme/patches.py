@@ -286,9 +286,10 @@ patches.remove_all()  # every name has again what it had; the next engine puts i
 
 Nothing here is about objects that a program gives: a module that is sharded gets another class, its optimizer other
 methods, and they keep them. While a `with` lasts, `zero.Init` looks at new parameters, `smp.partition` at new modules,
-and `OnDevice` sets the default dtype; a step function of smp looks at attributes of the model's modules. `trireme`
-finds its own modules under DeepSpeed's names (`sys.meta_path`), and at the end of Python leaves the job (`atexit`);
-`RANK` and its kin are set in `os.environ` where ranks join without them. What is relied on below Python is in
+and `OnDevice` sets the default dtype; a step function of smp looks at attributes of the model's modules, at
+parameters that `torch.func.functional_call()` sets, and at the cache of `torch.nn.utils.parametrize`. `trireme` finds
+its own modules under DeepSpeed's names (`sys.meta_path`), and at the end of Python leaves the job (`atexit`); `RANK`
+and its kin are set in `os.environ` where ranks join without them. What is relied on below Python is in
 [torch](torch.md#what-is-relied-on).
 """
 

@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "ownership/casts.h"
 #include "ownership/cut_tensors.h"
 #include "ownership/homes.h"
 #include "ownership/mailbox.h"
@@ -38,6 +39,7 @@ struct MicroBatch {
   Turns turns = Turns(1);
   bool measures = false;  ///< what turns spend
   Pieces pieces = {};
+  Casts casts = {};
   Transfers transfers = {};
   int64_t position = 0;  ///< operators so far
   int64_t randoms = 0;   ///< of them those that draw

@@ -194,6 +194,9 @@ class Ownership::Impl {
     return counters;
   }
 
+  void end_autocast() const {
+    if (ownership::MicroBatch* const now = pass_.running().micro_batch) now->casts.clear();
+  }
   void changes_state(const std::string& what) const {
     MicroBatch& now = current("changes_state");
     if (now.order == ForwardOrder::kTurns)
@@ -320,6 +323,7 @@ ForwardFacts Ownership::facts(const MicroBatch& micro_batch) const {
   return facts;
 }
 void Ownership::changes_state(const std::string& what) { impl_->changes_state(what); }
+void Ownership::end_autocast() { impl_->end_autocast(); }
 void Ownership::finish() { impl_->finish(); }
 void Ownership::abort(const std::string& why) noexcept { impl_->abort(why); }
 OwnershipCounters Ownership::counters() const { return impl_->counters(); }

@@ -282,12 +282,13 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
 
 /// Whether the operator uses its arguments as they are: nothing has come from other stages or gone there, and they are
 /// of this one and of its first piece.
-bool OwnershipPass::are_here(const OperatorFacts& facts, const HomedArguments& homed) {
+bool OwnershipPass::are_here(const OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed) {
   if (current_->transfers.has_any()) return false;
   const bool has_gradients = at::GradMode::is_enabled();
   return std::ranges::all_of(homed, [&](const HomedArgument& one) {
     return one.home.stage == stage_ &&
-           (!has_gradients || !is_needed(facts, one) || current_->pieces.is_here(local_of(*one.tensor)));
+           (!has_gradients || !is_needed(facts, one) ||
+            (current_->pieces.is_here(local_of(*one.tensor)) && !Casts::has(call, *one.tensor)));
   });
 }
 
@@ -295,7 +296,8 @@ bool OwnershipPass::are_here(const OperatorFacts& facts, const HomedArguments& h
 /// piece has a stand-in in this one.
 OwnershipPass::Replacements OwnershipPass::bring(OperatorCall& call, const OperatorFacts& facts,
                                                  const HomedArguments& homed, bool uses, const Next& next) {
-  if (facts.written == 0 && are_here(facts, homed)) return touch_lasting(*current_, call, facts, homed), Replacements();
+  if (facts.written == 0 && are_here(call, facts, homed))
+    return touch_lasting(*current_, call, facts, homed), Replacements();
   Pieces& pieces = current_->pieces;
   c10::SmallVector<at::Tensor, 4> used(homed.size());  // undefined: the argument as it is
   for (size_t i = 0; uses && i < homed.size(); ++i) {
@@ -311,6 +313,8 @@ OwnershipPass::Replacements OwnershipPass::bring(OperatorCall& call, const Opera
   for (size_t i = 0; i < homed.size(); ++i) {
     const HomedArgument& one = homed[i];
     if (!is_needed(facts, one) || is_written(call, one)) continue;
+    if (at::Tensor cast = current_->casts.of(call, used[i].defined() ? used[i] : *one.tensor, pieces); cast.defined())
+      used[i] = std::move(cast);
     const at::Tensor& here = used[i].defined() ? used[i] : *one.tensor;
     const at::Tensor in_piece = pieces.part_here(here);
     at::Tensor crossed = in_piece.is_same(here) ? used[i] : in_piece;

@@ -87,7 +87,7 @@ class OwnershipPass final : public Pass {
   void run_replicated(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed, const Next& next);
   void run_own(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed, const Home& home,
                const Next& next);
-  bool are_here(const OperatorFacts& facts, const HomedArguments& homed);
+  bool are_here(const OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed);
   Replacements bring(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed, bool uses,
                      const Next& next);
   bool is_view(const OperatorCall& call, const OperatorFacts& facts, const ToldCall* known, const Next& next);

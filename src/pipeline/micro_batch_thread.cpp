@@ -5,6 +5,7 @@
 #include <ATen/ThreadLocalState.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/StreamGuard.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
@@ -25,6 +26,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kBetweenPolls = 20ms;
+constexpr auto kToEnd = 1s;  ///< of a forward pass that was interrupted
 
 thread_local MicroBatchThread* this_thread = nullptr;
 
@@ -100,18 +102,25 @@ void MicroBatchThread::start(std::function<void()> body) {
 
 MicroBatchThread::Stop MicroBatchThread::go_on() {
   std::exception_ptr interruption;
+  std::chrono::steady_clock::time_point heard;
   {
     const WaitScope host;  // a Python program's lock is for that thread, and Ctrl-C is heard
     std::unique_lock lock(mutex_);
     is_its_turn_ = true;
     changed_.notify_all();
     while (!changed_.wait_for(lock, kBetweenPolls, [&] { return !is_its_turn_; })) {
-      if (interruption) continue;
+      if (interruption) {
+        is_left_ = std::chrono::steady_clock::now() - heard > kToEnd;
+        if (is_left_) break;
+        continue;
+      }
       lock.unlock();
       try {
         host.poll();
       } catch (...) {
         interruption = std::current_exception();
+        heard = std::chrono::steady_clock::now();
+        host.interrupt(handle_);
       }
       lock.lock();
     }
@@ -126,7 +135,7 @@ MicroBatchThread::Stop MicroBatchThread::go_on() {
 
 void MicroBatchThread::give_up() noexcept {
   is_given_up_ = true;
-  while (!has_ended()) {
+  while (!is_left_ && !has_ended()) {
     const WaitScope host;
     std::unique_lock lock(mutex_);
     is_its_turn_ = true;
@@ -155,12 +164,20 @@ void MicroBatchThread::stop(Stop why) {
 void MicroBatchThread::hand_over(std::unique_lock<std::mutex>& lock) {
   is_its_turn_ = false;
   changed_.notify_all();
-  changed_.wait(lock, [&] { return is_its_turn_ || is_over_; });
+  changed_.wait(lock, [&] { return (is_its_turn_ && !is_left_) || is_over_; });
+}
+
+void MicroBatchThread::stay_if_left() {
+  if (!is_left_) return;
+  const WaitScope host;
+  std::unique_lock lock(mutex_);
+  hand_over(lock);
 }
 
 void MicroBatchThread::serve() {
   this_thread = this;
   std::unique_lock lock(mutex_);
+  handle_ = pthread_self();
   changed_.wait(lock, [&] { return is_its_turn_ || is_over_; });
   while (!is_over_) {
     lock.unlock();

@@ -3,11 +3,13 @@
 
 #include <c10/core/Device.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "trireme/base/worker.h"
 
@@ -29,17 +31,21 @@ class MicroBatchThread {
   /// `body` runs in the next go_on().
   void start(std::function<void()> body);
   bool has_ended() const { return body_ == nullptr; }
-  /// Lets it run until it stops. Throws what `body` has thrown, which ends it.
+  /// Lets it run until it stops. Throws what `body` has thrown, which ends it. Where the program is interrupted, so is
+  /// `body`; one that does not end soon then, as it sleeps, is left: it runs on, and this must not be destroyed.
   Stop go_on();
-  /// Ends `body` by an error in its stop(), whatever it throws then.
+  /// Ends `body`, unless it is left, by an error in its stop(), whatever it throws then.
   void give_up() noexcept;
+  bool is_left() const { return is_left_; }
 
   // On its own:
 
   /// The one whose thread this is; null: none.
   static MicroBatchThread* current() noexcept;
-  /// Returns in the next go_on(). Throws StateError: it is given up.
+  /// Returns in the next go_on(); never, where it is left. Throws StateError: it is given up.
   void stop(Stop why);
+  /// Ends the run of a thread that is left: what its callers have in use is gone.
+  void stay_if_left();
   bool is_given_up() const { return is_given_up_; }
 
  private:
@@ -53,6 +59,8 @@ class MicroBatchThread {
   std::condition_variable changed_;
   bool is_its_turn_ = false, is_over_ = false;
   bool is_given_up_ = false;
+  std::atomic<bool> is_left_ = false;
+  std::thread::native_handle_type handle_ = {};
   Stop stop_ = Stop::kEnd;
   std::function<void()> body_;
   std::unique_ptr<Inherited> inherited_;

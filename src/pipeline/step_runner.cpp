@@ -7,6 +7,7 @@
 #include <array>
 #include <exception>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -48,6 +49,14 @@ Group& copy_of_model(const Grid& grid) {
   if (!grid.topology().has("tensor")) return grid.along({"pipe"});
   return grid.along({"pipe", "tensor"});
 }
+
+/// Ends a step's turns; a thread that was left keeps them.
+struct EndTurns {
+  void operator()(StepTurns* turns) const {
+    turns->give_up();
+    if (!turns->has_left()) delete turns;
+  }
+};
 
 /// A pass of this stage over one micro-batch.
 struct StagePass {
@@ -106,6 +115,9 @@ class StepRunner::Impl {
   }
 
   const std::string& pipeline() const { return last_; }
+  bool has_left() const {
+    return std::ranges::any_of(threads_, [](const auto& thread) { return thread->is_left(); });
+  }
 
  private:
   /// Throws on all ranks, or on none. A rank that has failed tells it here, before others wait for it in the step.
@@ -216,13 +228,14 @@ class StepRunner::Impl {
         .backward = run_piece,
     };
     std::optional<pipeline::Schedule> schedule;
-    std::optional<StepTurns> turns;
+    std::unique_ptr<StepTurns, EndTurns> turns;
     if (order_ == ForwardOrder::kTurns) {
       schedule = pipeline::visits_schedule(found->second.turns, {.micro_batches = micro_batches,
                                                                  .active = active(micro_batches),
                                                                  .forwards_first = options_.pipeline == kSimple,
                                                                  .times = found->second.costs});
-      turns.emplace(ownership_, *schedule, training_.pager().device(), work, threads_, found->second.writes_lasting);
+      turns.reset(new StepTurns(ownership_, *schedule, training_.pager().device(), work, threads_,
+                                found->second.writes_lasting));
       turns->run();
     } else {
       const int ahead = order_ == ForwardOrder::kAhead
@@ -381,6 +394,10 @@ bool StepRunner::is_given_up() noexcept {
   const MicroBatchThread* const thread = MicroBatchThread::current();
   return thread != nullptr && thread->is_given_up();
 }
+void StepRunner::stay_if_left() {
+  if (MicroBatchThread* const thread = MicroBatchThread::current()) thread->stay_if_left();
+}
+bool StepRunner::has_left() const { return impl_->has_left(); }
 void StepRunner::backward(const at::Tensor& root, const at::Tensor& gradient) { impl_->backward(root, gradient); }
 void StepRunner::end_window() { impl_->end_window(); }
 const std::string& StepRunner::pipeline() const { return impl_->pipeline(); }

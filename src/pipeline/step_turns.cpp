@@ -22,8 +22,16 @@ StepTurns::StepTurns(Ownership& ownership, const pipeline::Schedule& schedule, c
 }
 
 StepTurns::~StepTurns() {
-  for (const auto& thread : threads_) thread->give_up();
+  give_up();
   ownership_.take_turns(nullptr);
+}
+
+void StepTurns::give_up() {
+  for (const auto& thread : threads_) thread->give_up();
+}
+
+bool StepTurns::has_left() const {
+  return std::ranges::any_of(threads_, [](const auto& thread) { return thread->is_left(); });
 }
 
 void StepTurns::run() {

@@ -39,6 +39,10 @@ class StepTurns final : public ForwardTurns {
   ~StepTurns() override;
 
   void run();
+  /// Ends all forward passes.
+  void give_up();
+  /// An interrupted forward pass runs on, in a thread that still uses this and `ownership`.
+  bool has_left() const;
 
   void begin_turn() override;
   bool await(const ownership::Wait& wait) override;

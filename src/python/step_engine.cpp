@@ -53,8 +53,11 @@ StepRunner::Outputs step(OwnedEngine& self, int micro_batches, const py::functio
   const auto run = [&](int micro_batch) {
     const py::gil_scoped_acquire gil;
     try {
-      return program(micro_batch).cast<std::vector<at::Tensor>>();
+      const py::object results = program(micro_batch);
+      StepRunner::stay_if_left();
+      return results.cast<std::vector<at::Tensor>>();
     } catch (const py::error_already_set&) {
+      StepRunner::stay_if_left();
       if (!raised && !StepRunner::is_given_up()) raised = std::current_exception();
       throw;
     }
@@ -63,6 +66,10 @@ StepRunner::Outputs step(OwnedEngine& self, int micro_batches, const py::functio
   try {
     return self.step(micro_batches, run, name);
   } catch (...) {
+    if (self.has_left_program()) {
+      const py::gil_scoped_acquire gil;
+      (void)py::cast(&self).release();  // for ever: a thread of the program uses it
+    }
     if (raised) std::rethrow_exception(raised);
     throw;
   }
@@ -132,6 +139,7 @@ void bind_step_engine(py::module_& module) {
       .def(
           "changes_state", [](OwnedEngine& self, const std::string& what) { self.changes_state(what); },
           py::arg("what"))
+      .def("end_autocast", [](OwnedEngine& self) { self.end_autocast(); })
       .def(
           "numbers_of", [](OwnedEngine& self, const at::Tensor& tensor) { return self.numbers_of(tensor); },
           py::arg("tensor"), WithoutGil())

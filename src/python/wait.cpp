@@ -23,6 +23,12 @@ class PythonWait final : public WaitHook {
     interrupted.persist();
     throw interrupted;
   }
+
+  void interrupt(std::thread::native_handle_type thread) override {
+    if (!Py_IsInitialized()) return;
+    const py::gil_scoped_acquire gil;
+    PyThreadState_SetAsyncExc(thread, PyExc_KeyboardInterrupt);
+  }
 };
 
 }  // namespace

@@ -1,5 +1,8 @@
 """Programs that come back to a stage: micro-batches take turns from the second step on, or run one after the other
 where the program keeps something in Python. Losses, gradients and weights have the bits of one process."""
+import json
+import time
+
 from harness import RankServer, main
 from smp_programs import Case
 
@@ -57,9 +60,9 @@ class Turns(Case):
         found = self.assert_bits_of_one_process(text, stages)
         self.assertEqual(found[2], ["sequential"] + [order] * 3)
 
-    def compared_state(self, begin, forward, **options):
+    def compared_state(self, begin, forward, before=""):
         """A program that keeps something, so that one micro-batch runs after the other."""
-        self.compared("Keeps()", order="sequential", **options, more=f"""
+        self.compared("Keeps()", order="sequential", more=before + f"""
     class Keeps(Net):
         def begin(self):
             {begin}
@@ -87,6 +90,21 @@ class Turns(Case):
                 for layer in self.layers:
                     x = x + checkpoint(self.block, layer, x, use_reentrant=False)
             return (x.float() * self.back).sum(1, keepdim=True)
+""")
+
+    def test_weights_that_autocast_casts_once_for_several_turns(self):
+        for stages in (2, 3):
+            for options in ("", ", cache_enabled=False"):
+                with self.subTest(stages=stages, options=options):
+                    self.compared("Recurs()", stages=stages, more=f"""
+    class Recurs(Net):
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16{options}):
+                for _ in range(3):
+                    x = x + self.twice(x)
+                    x = x * 0.9 if x.sum().item() > 0 else x
+            with torch.autocast("cpu", torch.bfloat16{options}):
+                return self.head(self.twice(x))
 """)
 
     def test_recursion_that_reads_a_value(self):
@@ -165,6 +183,21 @@ class Turns(Case):
             with self.subTest(make):
                 self.compared_state(f"self.g = {make}", f"x = self.twice(x) * {draw} + float(x.sum() > 0); return self.head(self.twice(x) * {draw})")
 
+    def test_parameters_that_functional_call_sets(self):
+        self.compared_state("pass", """for factor in (0.5, 1.5):
+                for layer in self.layers:
+                    x = torch.tanh(torch.func.functional_call(layer, {name: value * factor for name, value in layer.named_parameters()}, (x,)))
+            return self.head(x)""")
+
+    def test_a_cache_of_parametrized_weights(self):
+        self.compared_state("torch.nn.utils.parametrize.register_parametrization(self.layers[0], 'weight', Symmetric())", """with cached():
+                return self.head(self.twice(x))""", before="""
+    from torch.nn.utils.parametrize import cached
+    class Symmetric(nn.Module):
+        def forward(self, weight):
+            return weight.triu() + weight.triu(1).t()
+""")
+
     def test_state_that_a_later_step_begins_to_keep_is_refused(self):
         told = self.ran(2, _BEGIN + """
     class Later(Net):
@@ -195,6 +228,37 @@ class Turns(Case):
         self.assertEqual(told[0], 2)
         self.assertIn("step failed in stage 1, forward, micro-batch", told[1])
         self.assertIn("ValueError: of the program", told[1])
+
+    def test_ctrl_c_ends_a_forward_pass_in_its_thread(self):
+        for waits, heard_in in (("while True: pass", "forward"), ("time.sleep(60)", "run")):
+            with self.subTest(waits):
+                began = time.monotonic()
+                self.ran(2, _BEGIN + f"""
+    import signal, subprocess, time, traceback
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    class Waits(Net):
+        number = 0
+        def forward(self, x):
+            x = self.twice(x)
+            if self.number == 2:
+                assert threading.current_thread() is not threading.main_thread()
+                subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -INT {{os.getpid()}}"])
+                self.__dict__["began"] = time.monotonic()
+                {waits}
+            return self.head(x)
+""" + _END.replace("NET", "Waits()").replace("losses = train_step(x, y)", """try:
+            losses = train_step(x, y)
+        except KeyboardInterrupt as interruption:
+            frames = [frame.name for frame in traceback.extract_tb(interruption.__traceback__)]
+            with open(f"{folder}/heard_{smp.rank()}", "w") as file:
+                json.dump([number, time.monotonic() - net.began, frames], file)
+            break""").replace("result = [found, weights(model), orders]", "result = None"))
+                self.assertLess(time.monotonic() - began, 30)
+                for rank in range(2):
+                    number, seconds, frames = json.loads((self.folder / f"heard_{rank}").read_text())
+                    self.assertEqual(number, 2)
+                    self.assertLess(seconds, 3)
+                    self.assertIn(heard_in, frames)
 
     def test_what_threads_keep_apart_is_explained(self):
         notes = self.ran(2, _BEGIN + """

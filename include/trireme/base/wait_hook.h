@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <thread>
 
 namespace trireme {
 
@@ -15,6 +16,9 @@ class WaitHook {
   virtual std::shared_ptr<void> begin() = 0;
   /// Called about every 20 ms meanwhile. An exception from it ends the wait and makes the group unusable.
   virtual void poll() = 0;
+  /// A poll() has thrown, and the caller waits for `thread`, which runs the program: ends what it does soon, if that
+  /// can be.
+  virtual void interrupt(std::thread::native_handle_type thread) { (void)thread; }
 };
 
 /// For all waits of the process that begin from now on; nullptr for none, as at first. Thread-safe.
@@ -28,6 +32,9 @@ class [[nodiscard]] WaitScope {
   WaitScope& operator=(const WaitScope&) = delete;
   void poll() const {
     if (hook_) hook_->poll();
+  }
+  void interrupt(std::thread::native_handle_type thread) const {
+    if (hook_) hook_->interrupt(thread);
   }
 
  private:

@@ -210,6 +210,8 @@ class Ownership {
   /// In a forward pass: it has changed `what`, which outlives it and of which nothing is known here, as an attribute of
   /// a Python module. Throws StateError: forward passes take turns.
   void changes_state(const std::string& what);
+  /// A context of autocast ends in the forward pass that runs: it casts weights anew from here on.
+  void end_autocast();
   /// At the end of a step: all that was sent has left, and every forward pass was compared with the other stages'.
   /// Throws    CommError(kDiverged) on every stage: programs differ; names both operators.
   void finish();

@@ -58,6 +58,7 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
     return runner_.run(micro_batches, program, name);
   }
   void backward(const at::Tensor& root, const at::Tensor& gradient = {}) { runner_.backward(root, gradient); }
+  bool has_left_program() const { return runner_.has_left(); }
   /// The optimizer's step. Throws StateError too: no optimizer; parameters, as step().
   void update() {
     require_optimizer("update");
@@ -78,6 +79,7 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
     return std::make_unique<Ownership::Replay>(*ownership, region);
   }
   void changes_state(const std::string& what) { ownership->changes_state(what); }
+  void end_autocast() { ownership->end_autocast(); }
   /// `tensor`, with its numbers on `stage`: before a layer's first operators that have no parameters, so that one
   /// tensor crosses in place of several. Inside of a step.
   at::Tensor move(const at::Tensor& tensor, int stage) { return ownership->move(tensor, stage); }

@@ -53,6 +53,11 @@ class StepRunner {
   Outputs run(int micro_batches, const Program& program, const std::string& name = "");
   /// Whether this thread's micro-batch is only run to its end, by errors, as the step has failed.
   static bool is_given_up() noexcept;
+  /// A program that was interrupted (WaitHook) where micro-batches take turns, and does not end within a second, is
+  /// left in its thread: run() throws, and what it has in use must stay for ever. The program calls stay_if_left() as
+  /// soon as it goes on.
+  bool has_left() const;
+  static void stay_if_left();
   /// Inside of a program: backward begins from `root` when the micro-batch's forward pass has ended.
   void backward(const at::Tensor& root, const at::Tensor& gradient = {});
   /// The optimizer's step over what has been added up.

@@ -75,6 +75,17 @@ def _not_reentrant(function, preserve_rng_state, *args):
     return checkpoint.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
 
 
+def _casts_cleared(original):
+    """Each context of autocast calls this at its end."""
+    def clear_autocast_cache():
+        model = program.model_or_none()
+        if program.running() is not None and model is not None and model.partitioned:
+            model.engine("autocast").core.end_autocast()
+        original()
+
+    return clear_autocast_cache
+
+
 def _applied(original):
     """A custom function's node hangs on tensors of one stage, and of one piece of its backward pass.
 
@@ -119,6 +130,7 @@ def _applied_on_one_stage(cls, run, core, args, kwargs):
 PATCHES = Patches(__name__, "the tensors of an `smp.DistributedModel` get their stages", [
     Wrapped("torch.autograd", "backward", "inside of a step function it notes where backward passes begin, as `model.backward()`", _backward),
     Wrapped("torch.autograd", "grad", "refused inside of a step function", _grad),
+    Wrapped("torch", "clear_autocast_cache", "inside of a step function a stage lets go of the weights that it has cast for this micro-batch", _casts_cleared),
     Wrapped("torch.autograd", "Function.apply", "inside of a step function the arguments of a custom function come to one stage", _applied),
     Wrapped("torch.utils.checkpoint", "_checkpoint_without_reentrant_generator", "inside of a step function what it computes again is computed on each stage by itself", _region),
     Wrapped("torch.amp", "GradScaler._unscale_grads_", "finds infinite gradients of all stages; all ranks skip a step, or none", gradients.unscaling),

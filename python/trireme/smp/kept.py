@@ -8,6 +8,7 @@ import sys
 import threading
 
 import torch
+from torch.nn.utils import _named_member_accessor, parametrize
 
 CONTAINERS = (list, set, dict, collections.deque)
 _OWN = frozenset(vars(torch.nn.Module()))  # parameters, hooks and the like
@@ -65,6 +66,8 @@ class Watch:
     def forward(self):
         """While it lasts, this thread runs the forward pass of a micro-batch."""
         _here.watch = self
+        if not parametrize._cache_enabled:
+            parametrize._cache = _SeenCache()
         try:
             yield
         finally:
@@ -82,6 +85,11 @@ class Watch:
             return
         of_module = self._names[id(module)]
         self._told(f"the attribute '{of_module + '.' if of_module else ''}{name}' of the model")
+
+    def use_cache(self):
+        """The program computes a parametrized tensor inside of torch.nn.utils.parametrize.cached()."""
+        if not self._has_told:
+            self._told("the cache of torch.nn.utils.parametrize")
 
     def _changed(self):
         for text, container, items in self._containers:
@@ -101,21 +109,40 @@ class Watch:
         self._tell(what)
 
 
+class _SeenCache(dict):
+    """The one cache of all threads that parametrize.cached() fills, and replaces at its end."""
+
+    def get(self, key, default=None):
+        if _here.watch is not None:
+            _here.watch.use_cache()
+        return super().get(key, default)
+
+
 @contextlib.contextmanager
 def seen():
-    """While it lasts, a Watch sees attributes that forward passes set."""
-    original = torch.nn.Module.__setattr__
+    """While it lasts, a Watch sees attributes that forward passes set, and those that torch.func.functional_call()
+    sets, and the cache of parametrized tensors."""
+    set_attribute, swap_tensor, cache = torch.nn.Module.__setattr__, _named_member_accessor.swap_tensor, parametrize._cache
 
     def __setattr__(self, name, value):
         if _here.watch is not None:
             _here.watch.set(self, name, value)
-        original(self, name, value)
+        set_attribute(self, name, value)
+
+    def swap(module, name, tensor, *args, **kwargs):
+        if _here.watch is not None:
+            _here.watch.set(module, name, tensor)
+        return swap_tensor(module, name, tensor, *args, **kwargs)
 
     torch.nn.Module.__setattr__ = __setattr__
+    _named_member_accessor.swap_tensor = swap
     try:
         yield
     finally:
-        torch.nn.Module.__setattr__ = original
+        torch.nn.Module.__setattr__ = set_attribute
+        _named_member_accessor.swap_tensor = swap_tensor
+        if not parametrize._cache_enabled:
+            parametrize._cache = cache
 
 
 def _same_items(container, items):
