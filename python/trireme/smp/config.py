@@ -238,10 +238,6 @@ def _check_sharding(cfg, options, copies):
     for name, is_on in (("shard_optimizer_state", cfg.shard_optimizer_state), ("sharded_data_parallel_degree", degree > 1)):
         if is_on and not cfg.ddp:
             raise ConfigError(f"smp.init: `{name}` = {_shown(getattr(cfg, name))} needs `ddp` = true; give it, or leave `{name}` out")
-    if cfg.zero_stage and cfg.tensor_parallel_degree > 1:
-        name = "shard_optimizer_state" if cfg.shard_optimizer_state else "sharded_data_parallel_degree"
-        raise UnsupportedError(f"smp.init: `{name}` = {_shown(getattr(cfg, name))} with `tensor_parallel_degree` = {cfg.tensor_parallel_degree} is not there yet: state dicts do "
-                               "not gather what is cut and sharded; give one of the two")
     if degree > 1 and cfg.shard_optimizer_state:
         raise ConfigError(f"smp.init: `sharded_data_parallel_degree` = {degree} shards optimizer states, too; leave out `shard_optimizer_state` = true")
     if copies % degree:

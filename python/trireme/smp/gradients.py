@@ -79,8 +79,8 @@ def unscaling(original):
         if state.cfg.fp16:
             raise StateError("GradScaler: `fp16` = true has a loss scale of its own, smp.DistributedOptimizer(static_loss_scale, dynamic_loss_scale); leave the scaler out")
         parts = _reduced(model.engine("scaler.unscale_()"), "scaler.unscale_()")
-        if parts:
-            torch._amp_foreach_non_finite_check_and_unscale_(list(parts.values()), found_inf, inv_scale)  # pylint: disable=protected-access
+        if own := [part for part in parts.values() if part.numel()]:
+            torch._amp_foreach_non_finite_check_and_unscale_(own, found_inf, inv_scale)  # pylint: disable=protected-access
         for parameter in parts:
             core.gradient_written(parameter)
         state.world.all_reduce(found_inf, "max")
@@ -90,10 +90,11 @@ def unscaling(original):
 
 
 def _reduced(engine, call):
-    """{parameter: its elements that this rank updates, the memory that the step reads}, of this stage. Collective."""
+    """{parameter: its elements that this rank updates, perhaps none, the memory that the step reads}, of this stage: the
+    same parameters on its ranks. Collective."""
     if not engine.has_gradients:
         raise StateError(f"{call}: no step function has called backward() since gradients were dropped or taken; call the @smp.step function first")
     engine.core.reduce_gradients()
     own = [parameter for name, parameter in engine.module.named_parameters() if engine.homes[name] == engine.stage and parameter.requires_grad]
     parts = {parameter: core.gradient_part(parameter) for parameter in own}
-    return {parameter: part for parameter, part in parts.items() if part is not None and part.numel()}
+    return {parameter: part for parameter, part in parts.items() if part is not None}
