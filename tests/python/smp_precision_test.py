@@ -100,7 +100,8 @@ class Half(Case):
         return super().ran(ranks, _BOTH + text, **options)
 
     def test_trains_as_plain_pytorch_with_masters(self):
-        """Losses, gradients and weights, bit by bit; one that rounds to the other side apart where gradients are clipped."""
+        """Losses, gradients and weights, bit by bit; one that rounds to the other side apart where gradients are
+        clipped."""
         for key, scale, max_norm, layouts in (("fp16", 1024.0, None, ((1, 1), (2, 2), (4, 2))), ("fp16", 64.0, 0.1, ((2, 2),)), ("bf16", 1.0, 0.1, ((2, 2), (4, 2)))):
             for ranks, stages in layouts:
                 with self.subTest(key=key, scale=scale, ranks=ranks):

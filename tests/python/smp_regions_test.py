@@ -218,7 +218,8 @@ class OnTheHost(Case):
         text = self._TEXT.replace("DEVICE", "offload._is_elsewhere = lambda tensor: True")
         plain, found = (self.ran(1, text.replace("OPTIONS", options)) for options in ("", "offload_activations=True"))
         self.assertEqual(found[:-1], plain[:-1])
-        self.assertEqual([plain[-1], found[-1]], [0, 16])  # in four micro-batches two layers keep their argument and an empty tensor
+        # in four micro-batches two layers keep their argument and an empty tensor
+        self.assertEqual([plain[-1], found[-1]], [0, 16])
 
 
 class Written(Case):

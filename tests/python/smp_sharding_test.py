@@ -1,4 +1,5 @@
-"""Optimizer states and weights that ranks share under smp's keys: `shard_optimizer_state`, `sharded_data_parallel_degree`."""
+"""Optimizer states and weights that ranks share under smp's keys: `shard_optimizer_state`,
+`sharded_data_parallel_degree`."""
 import os
 
 from harness import main

@@ -128,7 +128,8 @@ class Configuration(types.SimpleNamespace):
 
     @property
     def zero_stage(self):
-        """What ranks that have the same parameters share: 0 nothing, 1 optimizer states, 3 weights, too."""
+        """The ZeRO stage by which ranks that have the same parameters share: 0 nothing, 1 optimizer states, 3 weights,
+        too."""
         return 3 if self.sharded_data_parallel_degree > 1 else int(self.shard_optimizer_state)
 
 

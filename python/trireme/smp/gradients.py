@@ -9,8 +9,8 @@ from .config import state
 
 
 def clip(engine, call, max_norm, norm_type=2.0):
-    """Multiplies all gradients so that their norm is at most `max_norm`. Returns the norm before, -1 in fp16 where it is
-    not finite. Collective.
+    """Multiplies all gradients so that their norm is at most `max_norm`. Returns the norm before, -1 in fp16 where it
+    is not finite. Collective.
 
     Raises  ConfigError: another order than 2. StateError: there are none.
     """
@@ -90,8 +90,8 @@ def unscaling(original):
 
 
 def _reduced(engine, call):
-    """{parameter: its elements that this rank updates, perhaps none, the memory that the step reads}, of this stage: the
-    same parameters on its ranks. Collective."""
+    """{parameter: its elements that this rank updates, perhaps none, the memory that the step reads}, of this stage:
+    the same parameters on its ranks. Collective."""
     if not engine.has_gradients:
         raise StateError(f"{call}: no step function has called backward() since gradients were dropped or taken; call the @smp.step function first")
     engine.core.reduce_gradients()

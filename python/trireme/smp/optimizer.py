@@ -15,8 +15,8 @@ def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=Fa
     """`optimizer` itself, made before or after the model. Its step() takes the gradients that step functions have added
     up, on every stage, and its zero_grad() drops them. Schedulers steer its param_groups as ever.
 
-    The others are for `fp16`: a fixed scale of the loss, or one that follows overflows, by `init_scale`, `scale_factor`,
-    `scale_window`, `min_scale`, `delayed_shift` and `consecutive_hysteresis`.
+    The others are for `fp16`: a fixed scale of the loss, or one that follows overflows, by `init_scale`,
+    `scale_factor`, `scale_window`, `min_scale`, `delayed_shift` and `consecutive_hysteresis`.
 
     Raises  ConfigError, UnsupportedError: arguments of the loss scale.
     """

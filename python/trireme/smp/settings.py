@@ -1,11 +1,11 @@
-"""What smp's configuration means in the library's keys."""
+"""Sections of the library's configuration by smp's keys, and by the arguments of a loss scale."""
 from ..errors import ConfigError, UnsupportedError
 from . import ranks
 from .config import state
 
 
 def sections():
-    """Of precision and sharding, for the engine of a stage."""
+    """The sections of precision and sharding, for the engine of a stage."""
     cfg, found = state.cfg, {}
     if cfg.half is not None:
         found[cfg.half] = {"enabled": True}
@@ -30,7 +30,7 @@ def set_loss_scale_of(optimizer, section):
 
 
 def loss_scale_of(optimizer):
-    """What set_loss_scale_of() was given."""
+    """The section that set_loss_scale_of() was given."""
     return getattr(optimizer, _SCALE)
 
 
