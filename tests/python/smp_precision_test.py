@@ -197,7 +197,7 @@ class Half(Case):
             smp.barrier()
         if step > 1:
             found.append([losses, optimizer.loss_scale])
-    result = [found, {name: bits(value) for name, value in model.state_dict().items()}, sorted({str(value.dtype) for value in model.state_dict().values()}),
+    result = [found, {name: bits(value.float()) for name, value in model.state_dict().items()}, sorted({str(value.dtype) for value in model.state_dict().values()}),
               sorted({name for one in saved["optimizer"]["state"].values() for name in one}), saved["optimizer"].get("loss_scaler")]
 """
 
