@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -84,9 +85,17 @@ std::optional<bool> update(OwnedEngine& self, const GroupChanges& changes) {
 
 void set_optimizer(OwnedEngine& self, const Config& config, const std::vector<py::dict>& groups,
                    const py::object& make_client) {
-  const OptimizerChoice choice = optimizer_choice(config, groups, make_client);
+  OptimizerChoice choice = optimizer_choice(config, groups, make_client);
+  choice.loss_scale = {.options = config.precision.loss_scale, .rule = LossScaleRule::kHysteresisAndClamp};
   const py::gil_scoped_release no_gil;
   self.set_optimizer(choice);
+}
+
+/// (scale, steps, last overflow, hysteresis) of the loss scale; nothing: there is none.
+std::optional<std::tuple<double, int64_t, int64_t, int64_t>> loss_scaler(OwnedEngine& self) {
+  const std::optional<LossScaler::State> state = self.loss_scaler();
+  if (!state) return std::nullopt;
+  return std::tuple(state->scale, state->steps, state->last_overflow, state->hysteresis);
 }
 
 /// A part of a step function that runs again, as torch.utils.checkpoint's functions do: begun when it is made.
@@ -153,6 +162,15 @@ void bind_step_engine(py::module_& module) {
           "divide_gradients_by",
           [](OwnedEngine& self, std::optional<int64_t> divisor) { self.divide_gradients_by(divisor); },
           py::arg("divisor"))
+      .def("loss_scaler", &loss_scaler)
+      .def(
+          "set_loss_scaler",
+          [](OwnedEngine& self, const std::tuple<double, int64_t, int64_t, int64_t>& values) {
+            const auto [scale, steps, last_overflow, hysteresis] = values;
+            self.set_loss_scaler(
+                {.scale = scale, .steps = steps, .last_overflow = last_overflow, .hysteresis = hysteresis});
+          },
+          py::arg("values"))
       .def("keep_buffers_apart", [](OwnedEngine& self) { self.keep_buffers_apart(); })
       .def("home_of",
            [](const OwnedEngine& self, const at::Tensor& tensor) -> std::optional<int> {

@@ -59,11 +59,12 @@ void TrainStep::choose_decider() {
   const bool has_scale = optimizer_ && precision.needs_loss_scale();
   const bool clamps = pager_->policy().stage == 0;  // as FP16_Optimizer, which DeepSpeed has at that stage
   // With a loss scale, skipped steps are how it finds its value.
-  const StepRules rules{.decisions = {.skips = skips_overflows(precision),
-                                      .loss_scale = has_scale ? std::optional(precision.loss_scale) : std::nullopt,
-                                      .rule = clamps ? LossScaleRule::kClamp : LossScaleRule::kHysteresis},
-                        .max_norm = options_.max_norm,
-                        .tells_of_skips = !has_scale && model_.rank() == 0};
+  const StepRules rules{
+      .decisions = {.skips = skips_overflows(precision),
+                    .loss_scale = has_scale ? std::optional(precision.loss_scale) : std::nullopt,
+                    .rule = loss_scale_rule_.value_or(clamps ? LossScaleRule::kClamp : LossScaleRule::kHysteresis)},
+      .max_norm = options_.max_norm,
+      .tells_of_skips = !has_scale && model_.rank() == 0};
   if (has_scale) scaled_passes_.emplace();
   // With a fixed scale of 1 a loss is its own scaled loss.
   if (has_scale && precision.loss_scale.loss_scale != 1)
@@ -97,6 +98,13 @@ void TrainStep::set_optimizer(std::unique_ptr<ShardedOptimizer> optimizer, Hyper
   optimizer_ = std::move(optimizer);
   hyperparameters_ = std::move(hyperparameters);
   choose_decider();
+}
+
+void TrainStep::set_loss_scale(const LossScaleChoice& choice) {
+  require_ready_for_optimizer();
+  check_loss_scale(choice.options);
+  options_.precision.loss_scale = choice.options;
+  loss_scale_rule_ = choice.rule;
 }
 
 at::Tensor TrainStep::scale(const at::Tensor& output) const {

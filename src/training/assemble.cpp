@@ -238,6 +238,10 @@ void Training::set_optimizer(const OptimizerChoice& choice) {
   try_client(groups_.model, choice, specs, pager_->device());
   config_.optimizer = choice.optimizer;
   config_.scheduler = choice.schedule;
+  if (choice.loss_scale) {
+    step_->set_loss_scale(*choice.loss_scale);
+    config_.precision.loss_scale = choice.loss_scale->options;
+  }
   install(std::move(prepared));
   reserve_save();
   if (groups_.model.rank() == 0) log_precision(loaded_bytes_, config_, *pager_, *buffers_, *step_);

@@ -80,6 +80,9 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"consecutive",
              {.initial_scale_power = 120, .loss_scale_window = 3, .consecutive_hysteresis = true},
              LossScaleRule::kHysteresis},
+        Case{"both",
+             {.initial_scale_power = 8, .loss_scale_window = 6, .hysteresis = 2},
+             LossScaleRule::kHysteresisAndClamp},
         Case{"clamp", {.initial_scale_power = 8, .loss_scale_window = 6}, LossScaleRule::kClamp},
         Case{"fixed", {.loss_scale = 1024}, LossScaleRule::kHysteresis}),
     [](const auto& info) { return info.param.name; });

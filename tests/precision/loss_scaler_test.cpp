@@ -61,7 +61,7 @@ Account account_of(const Overflows& overflows, const LossScaleOptions& options, 
     account.scales.push_back(scale);
     if (overflows[step]) {
       quiet = 0;
-      const bool passes = rule == LossScaleRule::kHysteresis && used < options.hysteresis - 1;
+      const bool passes = rule != LossScaleRule::kClamp && used < options.hysteresis - 1;
       if (passes) {
         ++used;
         continue;
@@ -73,11 +73,12 @@ Account account_of(const Overflows& overflows, const LossScaleOptions& options, 
       scale = scale / 2 < options.min_loss_scale ? options.min_loss_scale : scale / 2;
       continue;
     }
-    // A doubling comes with the (window + 1)th quiet step, then with every window-th. The start counts like an
-    // overflow.
+    // A doubling comes with the (window + 1)th quiet step, under smp's rule with the window-th, then with every
+    // window-th. The start counts like an overflow.
     ++quiet;
     if (options.consecutive_hysteresis) used = 0;
-    if (quiet > 1 && (quiet - 1) % options.loss_scale_window == 0) {
+    const int64_t waited = rule == LossScaleRule::kHysteresisAndClamp ? quiet : quiet - 1;
+    if (waited > 0 && waited % options.loss_scale_window == 0) {
       scale *= 2;
       used = 0;
     }
@@ -89,12 +90,14 @@ Account account_of(const Overflows& overflows, const LossScaleOptions& options, 
 std::string text_of(const LossScaleOptions& options, LossScaleRule rule) {
   return str("power ", options.initial_scale_power, ", window ", options.loss_scale_window, ", hysteresis ",
              options.hysteresis, options.consecutive_hysteresis ? " consecutive" : "", ", min ", options.min_loss_scale,
-             rule == LossScaleRule::kClamp ? ", clamp" : "");
+             rule == LossScaleRule::kHysteresis ? "" : ", clamp",
+             rule == LossScaleRule::kHysteresisAndClamp ? " with hysteresis" : "");
 }
 
 TEST(LossScaler, FollowsTheRulesForThousandsOfStepsWhateverTheOptions) {
   for (const auto& [name, overflows] : patterns())
-    for (const LossScaleRule rule : {LossScaleRule::kHysteresis, LossScaleRule::kClamp})
+    for (const LossScaleRule rule :
+         {LossScaleRule::kHysteresis, LossScaleRule::kClamp, LossScaleRule::kHysteresisAndClamp})
       for (const int64_t window : {1, 50, 52, 1000})
         for (const int64_t hysteresis : {1, 2, 4})
           for (const bool consecutive : {false, true})

@@ -52,10 +52,7 @@ class Keys(Case):
         self.assertEqual(found[0], "ConfigError: smp.init: `microbatches` = 0; expected a whole number of 1 or more")
 
     def test_what_is_not_there_yet_is_refused_by_name_unless_it_has_its_default(self):
-        values = {"shard_optimizer_state": True, "sharded_data_parallel_degree": 2, "fp16": True, "bf16": True,
-                  "fp16_params": True, "offload_activations": True, "activation_loading_horizon": 2, "delayed_parameter_initialization": True, "static_mode": True,
-                  "checkpoint_attentions": True, "sdp_reduce_bucket_size": 10, "sdp_param_persistence_threshold": 5, "sdp_max_live_parameters": 7,
-                  "sdp_hierarchical_allgather": False, "sdp_gradient_clipping": 2.0}
+        values = {"delayed_parameter_initialization": True, "static_mode": True, "checkpoint_attentions": True}
         found = self.on_ranks(0, _TOLD + f"""
     values = json.loads({json.dumps(json.dumps(values))})
     result = [[read({{"partitions": 1, key: value}}) for key, value in values.items()],
@@ -89,6 +86,31 @@ class Keys(Case):
             "ConfigError: smp.init: `ddp_port` = 80 needs `ddp` = true; give it, or leave `ddp_port` out",
             'ConfigError: placement_strategy is "near"; expected "cluster", "spread" or the letters D, P and T in any order'])
         self.assertEqual(found[-1], "dict")
+
+    def test_precision_and_sharding_that_do_not_fit_are_named(self):
+        found = self.on_ranks(0, _TOLD + """
+    sharded = {"partitions": 1, "ddp": True, "sharded_data_parallel_degree": 2}
+    result = [read({"partitions": 1, "fp16": True, "bf16": True}), read({"partitions": 1, "bf16": True, "fp16_params": True}),
+              read({"partitions": 1, "shard_optimizer_state": True}), read({"partitions": 1, "sharded_data_parallel_degree": 2}),
+              read({**sharded, "shard_optimizer_state": True}, 2), read({**sharded, "partitions": 2}, 6), read({"partitions": 1, "sdp_gradient_clipping": 2.0}),
+              read({"partitions": 1, "sdp_hierarchical_allgather": False}), read({"partitions": 1, "activation_loading_horizon": 2}),
+              read({**sharded, "sdp_gradient_clipping": 0}, 2)]
+    fits = [read({**sharded, "partitions": 2, "sdp_gradient_clipping": 2.0, "sdp_max_live_parameters": 7, "sdp_hierarchical_allgather": False, "bf16": True}, 8),
+            read({"partitions": 1, "fp16": True, "fp16_params": True, "offload_activations": True, "activation_loading_horizon": 2})]
+    result.append([[cfg["sharded_data_parallel_degree"], cfg["sdp_gradient_clipping"], cfg["fp16"], cfg["bf16"], cfg["activation_loading_horizon"]] for cfg in fits])
+""")
+        self.assertEqual(found, [
+            "ConfigError: smp.init: `fp16` = true and `bf16` = true are two types of weights; give one of them",
+            "ConfigError: smp.init: `fp16_params` = true needs `fp16` = true, which has masters and a loss scale; give it, or leave `fp16_params` out",
+            "ConfigError: smp.init: `shard_optimizer_state` = true needs `ddp` = true; give it, or leave `shard_optimizer_state` out",
+            "ConfigError: smp.init: `sharded_data_parallel_degree` = 2 needs `ddp` = true; give it, or leave `sharded_data_parallel_degree` out",
+            "ConfigError: smp.init: `sharded_data_parallel_degree` = 2 shards optimizer states, too; leave out `shard_optimizer_state` = true",
+            "ConfigError: smp.init: `sharded_data_parallel_degree` = 2 does not divide the 3 ranks that have the same parameters; give a divisor of 3",
+            "ConfigError: smp.init: `sdp_gradient_clipping` = 2.0 needs `sharded_data_parallel_degree` above 1; give it, or leave `sdp_gradient_clipping` out",
+            "ConfigError: smp.init: `sdp_hierarchical_allgather` = false needs `sharded_data_parallel_degree` above 1; give it, or leave `sdp_hierarchical_allgather` out",
+            "ConfigError: smp.init: `activation_loading_horizon` = 2 needs `offload_activations` = true; give it, or leave the horizon out",
+            "ConfigError: smp.init: `sdp_gradient_clipping` = 0; expected a number above 0",
+            [[2, 2.0, False, True, 4], [1, 1.0, True, False, 2]]])
 
 
 class Init(Case):

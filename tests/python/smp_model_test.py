@@ -418,7 +418,6 @@ class Faults(Case):
         refused.append([name, told(getattr(model, name))])
     refused.append(["bfloat16", told(lambda: model.to(torch.bfloat16))])
     refused += [["several", told(lambda: smp.DistributedModel(Mlp()))], ["detach_outputs", told(lambda: smp.step(detach_outputs=False))],
-                ["static_loss_scale", told(lambda: smp.DistributedOptimizer(torch.optim.SGD(model.parameters()), static_loss_scale=2.0))],
                 ["closure", told(lambda: optimizer.step(lambda: 1.0))]]
     for name in ("trace_execution_times", "trace_memory_usage"):
         refused.append([name, told(lambda: smp.DistributedModel(Mlp(), **{name: True}))])

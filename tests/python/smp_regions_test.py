@@ -182,6 +182,46 @@ class Bits(Case):
                 self.assertEqual(self.assert_bits_of_one_process(program(call, mark)), expected)
 
 
+class OnTheHost(Case):
+    _TEXT = """
+    begin(OPTIONS)
+    from trireme.smp import offload
+    moved, to_host = [], offload._to_host
+    offload._to_host = lambda tensor: moved.append(tensor.shape) or to_host(tensor)
+    DEVICE
+    net = gpt2(False, 0.1)
+    net.gradient_checkpointing_enable()
+    result = [*trained(net, ids_batches(1), steps=1, loss_of=causal_loss), len(moved)]
+"""
+
+    def test_activations_that_are_there_stay(self):
+        for ranks in (1, 2):
+            text = self._TEXT.replace("DEVICE", "")
+            plain = self.ran(ranks, text.replace("OPTIONS", ""))
+            self.assertEqual(self.ran(ranks, text.replace("OPTIONS", "offload_activations=True, activation_loading_horizon=2")), plain)
+            self.assertEqual(plain[-1], 0)
+
+    def test_is_refused_on_devices_where_ranks_have_the_model_together(self):
+        text = """
+    begin(offload_activations=True)
+    from trireme.smp import offload
+    offload.local_device = lambda: torch.device("cuda:0")
+    result = [told(lambda: type(smp.DistributedModel(Mlp())).__name__), smp.rank()]
+"""
+        self.assertEqual(self.ran(1, text)[0], "DistributedModel")
+        self.assertEqual(self.ran(2, text)[0], "UnsupportedError: smp.DistributedModel: `offload_activations` = true on cuda:0 with 2 ranks that have the model together is not "
+                                               "there yet: a stage does not move another one's activations; leave it out, or give 1 for `pipeline_parallel_degree` and "
+                                               "`tensor_parallel_degree`")
+
+    def test_others_go_there_and_come_back_with_their_bits(self):
+        """As if the activations were on a device."""
+        text = self._TEXT.replace("DEVICE", "offload._is_elsewhere = lambda tensor: True")
+        plain, found = (self.ran(1, text.replace("OPTIONS", options)) for options in ("", "offload_activations=True"))
+        self.assertEqual(found[:-1], plain[:-1])
+        # in four micro-batches two layers keep their argument and an empty tensor
+        self.assertEqual([plain[-1], found[-1]], [0, 16])
+
+
 class Written(Case):
     """Tensors that the function writes besides its results are written twice, in one process's order."""
 

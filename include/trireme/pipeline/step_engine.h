@@ -69,6 +69,14 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
   void set_optimizer(const OptimizerChoice& choice) { training().set_optimizer(choice); }
   /// As TrainStep::divide_gradients_by().
   void divide_gradients_by(std::optional<int64_t> divisor) { training().step().divide_gradients_by(divisor); }
+  /// The state of the loss scale; nothing: there is none. Waits for a device.
+  std::optional<LossScaler::State> loss_scaler() { return training().step().state().loss_scaler; }
+  /// Goes on with such a state. Throws as LossScaler::set_state().
+  void set_loss_scaler(const LossScaler::State& scaler) {
+    TrainStepState state = training().step().state();
+    state.loss_scaler = scaler;
+    training().step().resume(state);
+  }
   /// As Buffers::keep_apart(), over the ranks that have a stage.
   void keep_buffers_apart() { training().buffers().keep_apart(); }
   /// As Ownership's.

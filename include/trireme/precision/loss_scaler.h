@@ -27,6 +27,15 @@ void check_loss_scale(const LossScaleOptions& options);
 enum class LossScaleRule {
   kHysteresis,  ///< ZeRO's: with hysteresis; an overflow at the minimum is an error
   kClamp,       ///< FP16_Optimizer's, at ZeRO stage 0: every overflow halves, down to the minimum, where it stays
+  /// smp's, at every stage: with hysteresis, down to the minimum, where it stays; a doubling comes with the step of
+  /// number `loss_scale_window`, one step earlier than under the others.
+  kHysteresisAndClamp,
+};
+
+/// The loss scale of an optimizer that comes later, in place of the configuration's.
+struct LossScaleChoice {
+  LossScaleOptions options = {};
+  LossScaleRule rule = LossScaleRule::kHysteresis;
 };
 
 /// A loss scale and its state. Pure.

@@ -57,10 +57,10 @@ template <class Number, class Flag>
 LossScaleStep<Number, Flag> follow(const LossScaleOptions& options, LossScaleRule rule,
                                    const LossScaleState<Number>& now, const Flag& overflow) {
   constexpr double kFactor = 2;
-  const bool is_patient = rule == LossScaleRule::kHysteresis;
+  const bool is_patient = rule != LossScaleRule::kClamp;
   const auto window = static_cast<double>(options.loss_scale_window);
-  // Steps without overflow since the last one, this one not counted.
-  const Number stable = now.steps - now.last_overflow - 1;
+  // Steps without overflow since the last one; this one counts under one of the rules.
+  const Number stable = now.steps - now.last_overflow - (rule == LossScaleRule::kHysteresisAndClamp ? 0 : 1);
   const Flag doubles = both(stable > 0, remainder(stable, window) == 0);
   const Number full = number_like(now.hysteresis, static_cast<double>(options.hysteresis));
   const Number halved = at_least(now.scale / kFactor, options.min_loss_scale);

@@ -76,6 +76,9 @@ class TrainStep {
   /// The optimizer by which step() updates from now on, and its hyperparameters.
   /// Throws    as require_ready_for_optimizer().
   void set_optimizer(std::unique_ptr<ShardedOptimizer> optimizer, Hyperparameters hyperparameters);
+  /// The loss scale that comes with the optimizer, in place of the configuration's. Before set_optimizer().
+  /// Throws    ConfigError: as check_loss_scale().
+  void set_loss_scale(const LossScaleChoice& choice);
   /// Throws StateError: there is an optimizer already; in fp16, whose loss scale comes with an optimizer, this window
   /// has gradients without it.
   void require_ready_for_optimizer() const;
@@ -190,9 +193,10 @@ class TrainStep {
   TrainStepOptions options_;
   std::unique_ptr<StepDecider> decider_;
   std::unique_ptr<StepAgreement> agreement_;
-  std::optional<ScaledPasses> scaled_passes_;  ///< where something computes in fp16
-  std::optional<MicroBatchStreams> streams_;   ///< in deterministic mode
-  std::optional<int64_t> divisor_;             ///< divide_gradients_by()
+  std::optional<LossScaleRule> loss_scale_rule_;  ///< set_loss_scale()
+  std::optional<ScaledPasses> scaled_passes_;     ///< where something computes in fp16
+  std::optional<MicroBatchStreams> streams_;      ///< in deterministic mode
+  std::optional<int64_t> divisor_;                ///< divide_gradients_by()
   AccumulationWindow window_;
   TrainingProgress progress_;
   bool has_ended_window_ = false;  ///< by the last step()

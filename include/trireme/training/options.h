@@ -26,6 +26,8 @@ struct OptimizerChoice {
   /// Any torch::optim optimizer over this rank's parts of parameters, in place of `optimizer`.
   ClientOptimizerFactory client = {};
   LrScheduleOptions schedule = {};
+  /// The loss scale of fp16, for an optimizer that comes after the engine; nothing: the configuration's.
+  std::optional<LossScaleChoice> loss_scale = {};
 
   bool is_empty() const { return !optimizer && !client; }
 };

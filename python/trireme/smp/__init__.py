@@ -11,7 +11,7 @@ from .model import DistributedModel
 from .nn.registry import set_tensor_parallelism, tensor_parallelism, tp_register, tp_register_with_module
 from .optimizer import DistributedOptimizer
 from .outputs import StepOutput
-from .partition import partition, set_partition
+from .partition import partition, register_parameter, set_partition
 from .ranks import (dp_rank, dp_size, get_dp_group, get_mp_group, get_pp_group, get_rdp_group, get_tp_group, is_initialized, local_rank, local_size, mp_rank,
                     mp_size, pp_rank, pp_size, rank, rdp_rank, rdp_size, size, tp_rank, tp_size)
 from .start import init
@@ -22,12 +22,12 @@ __all__ = ["CommGroup", "DP_GROUP", "DistributedModel", "DistributedOptimizer", 
            "WORLD", "allgather", "amp", "barrier", "broadcast", "checkpoint", "checkpoint_sequential", "dp_barrier", "dp_rank", "dp_size", "get_dp_group",
            "get_dp_process_group", "get_mp_group", "get_mp_process_group", "get_pp_group", "get_pp_process_group", "get_rdp_group", "get_rdp_process_group",
            "get_tp_group", "get_tp_process_group", "get_world_process_group", "init", "is_initialized", "is_tracing", "load", "local_rank", "local_size",
-           "mp_barrier", "mp_rank", "mp_size", "nn", "optimizers", "partition", "pp_rank", "pp_size", "rank", "rdp_rank", "rdp_size", "recv_from", "save",
-           "send", "set_activation_checkpointing", "set_partition", "set_tensor_parallelism", "size", "state", "step", "tensor_parallelism", "tp_rank",
+           "mp_barrier", "mp_rank", "mp_size", "nn", "optimizers", "partition", "pp_rank", "pp_size", "rank", "rdp_rank", "rdp_size", "recv_from",
+           "register_parameter", "save", "send", "set_activation_checkpointing", "set_partition", "set_tensor_parallelism", "size", "state", "step", "tensor_parallelism", "tp_rank",
            "tp_register", "tp_register_with_module", "tp_size"]
 
 _LATER = frozenset("""
-    delay_param_initialization get_full_state_dict_from_sharded_data_parallel_checkpoint model_creation register_parameter resume_from_checkpoint save_checkpoint
+    delay_param_initialization get_full_state_dict_from_sharded_data_parallel_checkpoint model_creation resume_from_checkpoint save_checkpoint
 """.split())
 
 

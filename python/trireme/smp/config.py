@@ -85,18 +85,19 @@ KEYS = {
     "contiguous": Key(_FLAG, True, _TENSORFLOW),
     "partition_file": Key(_PATH, None, _TENSORFLOW),
     "load_partition": Key(_FLAG, False, _TENSORFLOW),
-    "shard_optimizer_state": Key(_FLAG, False, _LATER),
-    "sharded_data_parallel_degree": Key(_COUNT, 1, _LATER),
-    "sdp_reduce_bucket_size": Key(_AMOUNT, 5e8, _LATER),
-    "sdp_param_persistence_threshold": Key(_AMOUNT, 1e6, _LATER),
-    "sdp_max_live_parameters": Key(_AMOUNT, 1e9, _LATER),
-    "sdp_hierarchical_allgather": Key(_FLAG, True, _LATER),
-    "sdp_gradient_clipping": Key(_AMOUNT, 1.0, _LATER),
-    "fp16": Key(_FLAG, False, _LATER),
-    "bf16": Key(_FLAG, False, _LATER),
-    "fp16_params": Key(_FLAG, False, _LATER),
-    "offload_activations": Key(_FLAG, False, _LATER),
-    "activation_loading_horizon": Key(_COUNT, 4, _LATER),
+    "fp16": Key(_FLAG, False),
+    "bf16": Key(_FLAG, False),
+    "fp16_params": Key(_FLAG, False),
+    "shard_optimizer_state": Key(_FLAG, False),
+    "sharded_data_parallel_degree": Key(_COUNT, 1),
+    "sdp_max_live_parameters": Key(_AMOUNT, 1e9),
+    "sdp_gradient_clipping": Key(_AMOUNT, 1.0),
+    # Accepted: gradients are reduced unit by unit, small units are merged, and the ranks of a host share memory.
+    "sdp_reduce_bucket_size": Key(_AMOUNT, 5e8),
+    "sdp_param_persistence_threshold": Key(_AMOUNT, 1e6),
+    "sdp_hierarchical_allgather": Key(_FLAG, True),
+    "offload_activations": Key(_FLAG, False),
+    "activation_loading_horizon": Key(_COUNT, 4),
     "delayed_parameter_initialization": Key(_FLAG, False, _LATER),
     "static_mode": Key(_FLAG, False, _LATER),
     "checkpoint_attentions": Key(_FLAG, False, _LATER),
@@ -119,6 +120,17 @@ class Configuration(types.SimpleNamespace):
     def schedule(self):
         """The pipeline's name in trireme.pipe.make_schedule(), or "sequential"."""
         return SCHEDULES[self.pipeline]
+
+    @property
+    def half(self):
+        """The name of the 16-bit type of weights; None: they have the model's."""
+        return "fp16" if self.fp16 else "bf16" if self.bf16 else None
+
+    @property
+    def zero_stage(self):
+        """The ZeRO stage by which ranks that have the same parameters share: 0 nothing, 1 optimizer states, 3 weights,
+        too."""
+        return 3 if self.sharded_data_parallel_degree > 1 else int(self.shard_optimizer_state)
 
 
 class State:
@@ -193,6 +205,10 @@ def resolved(options, size):
         raise ConfigError(f"smp.init: {degrees} does not divide the {size} ranks; start a multiple of {model} ranks, or give another degree")
     if size > model and not cfg.ddp:
         raise ConfigError(f"smp.init: {size} ranks have {size // model} copies of a model of {degrees}, which needs `ddp` = true; give it, or start {model} ranks")
+    _check_precision(cfg)
+    _check_sharding(cfg, options, size // model)
+    if cfg.activation_loading_horizon != 4 and not cfg.offload_activations:
+        raise ConfigError(f"smp.init: `activation_loading_horizon` = {cfg.activation_loading_horizon} needs `offload_activations` = true; give it, or leave the horizon out")
     for name in ("ddp_port", "ddp_dist_backend"):
         if options.get(name, KEYS[name].default) != KEYS[name].default and not cfg.ddp:
             raise ConfigError(f"smp.init: `{name}` = {_shown(options[name])} needs `ddp` = true; give it, or leave `{name}` out")
@@ -204,6 +220,30 @@ def _check_tensor(cfg):
     degree = cfg.tensor_parallel_degree
     if degree > 1 and not cfg.ddp:
         raise ConfigError(f"smp.init: `tensor_parallel_degree` = {degree} needs `ddp` = true; give it")
+
+
+def _check_precision(cfg):
+    """Raises  ConfigError: types of weights that do not fit each other."""
+    if cfg.fp16 and cfg.bf16:
+        raise ConfigError("smp.init: `fp16` = true and `bf16` = true are two types of weights; give one of them")
+    if cfg.fp16_params and not cfg.fp16:
+        raise ConfigError("smp.init: `fp16_params` = true needs `fp16` = true, which has masters and a loss scale; give it, or leave `fp16_params` out")
+
+
+def _check_sharding(cfg, options, copies):
+    """Raises  ConfigError: keys that do not fit the `copies` of the model, or each other."""
+    degree = cfg.sharded_data_parallel_degree
+    for name, is_on in (("shard_optimizer_state", cfg.shard_optimizer_state), ("sharded_data_parallel_degree", degree > 1)):
+        if is_on and not cfg.ddp:
+            raise ConfigError(f"smp.init: `{name}` = {_shown(getattr(cfg, name))} needs `ddp` = true; give it, or leave `{name}` out")
+    if degree > 1 and cfg.shard_optimizer_state:
+        raise ConfigError(f"smp.init: `sharded_data_parallel_degree` = {degree} shards optimizer states, too; leave out `shard_optimizer_state` = true")
+    if copies % degree:
+        raise ConfigError(f"smp.init: `sharded_data_parallel_degree` = {degree} does not divide the {copies} ranks that have the same parameters; give a divisor of {copies}")
+    if degree == 1:
+        for name in options:
+            if name.startswith("sdp_") and options[name] != KEYS[name].default:
+                raise ConfigError(f"smp.init: `{name}` = {_shown(options[name])} needs `sharded_data_parallel_degree` above 1; give it, or leave `{name}` out")
 
 
 def given(cfg_dict):

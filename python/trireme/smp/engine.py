@@ -3,14 +3,17 @@ import functools
 import itertools
 import json
 
+import torch
+
 from .._native import core
 from ..activations import wholes
 from ..engine import Engine
 from ..errors import StateError, UnsupportedError
 from ..watch import ended
-from . import ranks
+from . import casts, ranks, settings
 from .config import state
 from .nn import cuts
+from .program import optimizer_or_none
 from .trace import homed_tensors
 
 # smp's names of the core's orders of passes, by those of trireme.pipe.make_schedule().
@@ -38,11 +41,14 @@ class StepEngine(Engine):
         self._has_backward = False  # the step function that runs has called backward()
         self._has_standing = False  # the program has not dropped the gradients of the last optimizer.step()
         micro_batches = state.cfg.microbatches
-        config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": micro_batches * calls_per_step, "gradient_clipping": 0.0}
+        config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": micro_batches * calls_per_step, "gradient_clipping": 0.0,
+                  **settings.sections()}
         if ranks.tp_size() > 1:
             config["tensor_parallel"] = {**cuts.section_of(module, ranks.tp_size()), "sequence_parallel": state.cfg.optimize == "memory"}
         super().__init__(module, config, origin="smp.init",
                          unmanaged=[parameter for name, parameter in module.named_parameters() if self.homes[name] != ranks.pp_rank()])
+        if state.cfg.half is not None:
+            casts.cast_unhomed(module, self.homes)
         if sums or calls_per_step > 1:
             self.core.divide_gradients_by(1 if sums else micro_batches)
         if own_buffers:
@@ -83,6 +89,8 @@ class StepEngine(Engine):
         on every stage. Collective."""
         self._refuse_outside("smp.step")
         self._has_backward = False
+        if state.cfg.fp16 and self.client_optimizer is None and torch.is_grad_enabled() and (optimizer := optimizer_or_none()) is not None:
+            self.use(optimizer)  # whose loss scale the first backward pass needs
         with ended.telling(self):
             outputs = self.core.step(micro_batches, functools.partial(self._whole_of, program) if ranks.tp_size() > 1 else program, name)
         self._counted = self.core.gradient_count
@@ -108,12 +116,17 @@ class StepEngine(Engine):
             raise StateError("optimizer.step(): no step function has called backward() since gradients were dropped or taken, so there are none to step by; call the "
                              "@smp.step function first")
         self._refuse_outside("optimizer.step()")
+        if state.cfg.fp16 and self.client_optimizer is None:
+            raise StateError("optimizer.step(): the step function has called backward() without a loss scale, since there was no optimizer; make smp.DistributedOptimizer() "
+                             "before the first step function of training")
         self.use(optimizer)
         self.step()
 
     def use(self, optimizer):
         """`optimizer` steps the model from here on. Collective when first called."""
         if self.client_optimizer is None:
+            if state.cfg.fp16:
+                self._given = {**self._given, "fp16": {**self._given["fp16"], **settings.loss_scale_of(optimizer)}}
             self.set_optimizer(optimizer)
         if self.client_optimizer is not optimizer:
             raise UnsupportedError("optimizer.step(): this model is stepped by another optimizer already; put all parameters into the groups of one")

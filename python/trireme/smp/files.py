@@ -1,12 +1,14 @@
 """smp.save() and smp.load(): a file, or one for each rank that has a part of the model.
 
-A partial save of `f` is f_0, f_1, …, by mp_rank. Each is what torch.save() writes, with a record beside it that says
+A partial save of `f` is f_0, f_1, …, by mp_rank; of state dicts that copies of the model share f_0_0_0, …, by pp_rank,
+tp_rank and rdp_rank. Each is what torch.save() writes, with a record beside it that says
 which save it is of. All ranks write under another name first, and take the files' names when all have written; so a
 save that was interrupted leaves the files of the one before it, or those of this one, perhaps under both names.
 """
 import contextlib
 import dataclasses
 import glob
+import itertools
 import json
 import os
 import pickle as python_pickle
@@ -17,6 +19,7 @@ import torch
 
 from ..errors import CheckpointError, ConfigError, IoError, StateError
 from . import messages, ranks, states
+from .config import state
 
 _RECORD = "trireme_save.json"
 _WRITTEN = ".written"  # the end of the name under which a file of a save stands that has not ended
@@ -33,7 +36,8 @@ class _Record:
 
 def save(obj, f, partial=True, pickle_module=python_pickle, pickle_protocol=2, v3=False):  # pylint: disable=unused-argument
     """torch.save() of `obj` as `f`, a path; `partial`: of each mp_rank's as f_{mp_rank}. Collective over the ranks of
-    the first copy of the model where it is partial (`if smp.rdp_rank() == 0`).
+    the first copy of the model where it is partial (`if smp.rdp_rank() == 0`); of all ranks where a state dict in it is
+    one of local_state_dict(gather_if_shard=False), each as f_{pp_rank}_{tp_rank}_{rdp_rank}.
 
     The save before it stands until all of this one is written.
 
@@ -45,14 +49,16 @@ def save(obj, f, partial=True, pickle_module=python_pickle, pickle_protocol=2, v
         with _replacing(path) as written:
             _write(obj, written, pickle_module, pickle_protocol)
         return
-    if ranks.rdp_rank() != 0:
+    is_shard = states.has_shard(obj)
+    if ranks.rdp_rank() != 0 and not is_shard:
         raise StateError(f"smp.save({f!r}): this is copy {ranks.rdp_rank()} of the model, whose files would be those of copy 0; call it where smp.rdp_rank() == 0")
-    members = ranks.get_mp_group()
+    members = ranks.get_whole_group() if is_shard else ranks.get_mp_group()
     name = messages.value_of("save", uuid.uuid4().hex, members, 0)
-    own = f"{path}_{ranks.mp_rank()}"
+    place = (ranks.pp_rank(), ranks.tp_rank(), ranks.rdp_rank()) if is_shard else (ranks.mp_rank(),)
+    own = _file_at(path, place)
     failure = None
     try:
-        _write(obj, own + _WRITTEN, pickle_module, pickle_protocol, _Record(name, len(members), ranks.mp_rank()))
+        _write(obj, own + _WRITTEN, pickle_module, pickle_protocol, _Record(name, len(members), members.index(ranks.rank())))
     except Exception as error:  # pylint: disable=broad-exception-caught
         failure = error
     told = messages.of_all("save", {"path": path, "failure": failure and f"{type(failure).__name__}: {failure}"}, members)
@@ -67,9 +73,9 @@ def save(obj, f, partial=True, pickle_module=python_pickle, pickle_protocol=2, v
         raise ConfigError(f"smp.save: ranks {members} save as {sorted({one['path'] for one in told})}; a save has one name")
     os.replace(own + _WRITTEN, own)
     _sync_folder(own)
-    messages.barrier(messages.MP_GROUP)
-    if ranks.mp_rank() == 0:
-        _remove_more(path, len(members))
+    places = messages.of_all("save", list(place), members)  # all have their names
+    if members[0] == ranks.rank():
+        _remove_more(path, {tuple(one) for one in places})
 
 
 def load(f, map_location=None, pickle_module=None, pickle_load_args=None, partial=True, **more):
@@ -85,9 +91,10 @@ def load(f, map_location=None, pickle_module=None, pickle_load_args=None, partia
     arguments = {"map_location": map_location, "pickle_module": pickle_module, **(pickle_load_args or {}), **more}
     if not partial:
         return _read(path, arguments)
-    files = _files_of(path)
-    if len(files) == ranks.mp_size():
-        return _read(files[ranks.mp_rank()], arguments)
+    files, are_shards = _files_of(path)
+    members = ranks.get_whole_group() if are_shards else ranks.get_mp_group()
+    if len(files) == len(members) and not (are_shards and state.cfg.zero_stage == 0):
+        return _read(files[members.index(ranks.rank())], arguments)
     return _merged([_read(one, arguments) for one in files])
 
 
@@ -138,20 +145,25 @@ def _sync_folder(path):
         os.close(folder)
 
 
-def _remove_more(path, count):
-    """Files of an earlier save, by more ranks, that would be taken for parts of this one."""
-    for number, one in _numbered(path, "").items():
-        if number >= count and _record_of(one) is not None:
+def _remove_more(path, places):
+    """Files of an earlier save, by other ranks, that would be taken for parts of this one, which has those of
+    `places`."""
+    for place, one in _numbered(path, "").items():
+        if place not in places and _record_of(one) is not None:
             os.remove(one)
 
 
+def _file_at(path, place):
+    return "_".join([path, *map(str, place)])
+
+
 def _numbered(path, end):
-    """{rank: file} of a partial save."""
+    """{(mp_rank,) or (pp_rank, tp_rank, rdp_rank): file} of a partial save."""
     found = {}
     for one in glob.glob(f"{glob.escape(path)}_*{end}"):
-        number = one[len(path) + 1:len(one) - len(end)]
-        if number.isdigit():
-            found[int(number)] = one
+        numbers = one[len(path) + 1:len(one) - len(end)].split("_")
+        if len(numbers) in (1, 3) and all(number.isdigit() for number in numbers):
+            found[tuple(map(int, numbers))] = one
     return found
 
 
@@ -166,17 +178,18 @@ def _record_of(path):
 
 
 def _files_of(path):
-    """The files of the save `path`, by rank. Raises CheckpointError: there is none that is whole."""
+    """(The files of the save `path`, by rank, whether copies of the model share what is in them). Raises
+    CheckpointError: there is none that is whole."""
     files = _numbered(path, "")
     if not files:
         raise CheckpointError(f"smp.load: there is no '{path}_0'" + (f"; '{path}' is a full save, which partial=False reads" if os.path.isfile(path) else
                                                                       ", the first file of a partial save; give the name that smp.save() was given"))
     records = {one: _record_of(one) for one in files.values()}
     if all(record is None for record in records.values()):  # smp's own
-        absent = [number for number in range(max(files) + 1) if number not in files]
+        absent = [place for place in itertools.product(*(range(most + 1) for most in map(max, zip(*files, strict=True)))) if place not in files]
         if absent:
-            raise CheckpointError(f"smp.load: '{path}_{absent[0]}' is missing; there are those of {sorted(files)}")
-        return [files[number] for number in sorted(files)]
+            raise CheckpointError(f"smp.load: '{_file_at(path, absent[0])}' is missing; there are {', '.join(map(os.path.basename, sorted(files.values())))}")
+        return [files[place] for place in sorted(files)], len(next(iter(files))) == 3
     written = {}
     for one in _numbered(path, _WRITTEN).values():  # of a save that was interrupted, perhaps while it was written
         with contextlib.suppress(CheckpointError):
@@ -189,7 +202,7 @@ def _files_of(path):
     whole = {name: one for name, one in of_saves.items() if len(one["files"]) == one["count"]}
     if len(present) == 1 and len(records) == sum(record is not None for record in records.values()) and present <= whole.keys():
         found = whole[present.pop()]
-        return [found["files"][number] for number in range(found["count"])]
+        return [found["files"][number] for number in range(found["count"])], len(next(iter(files))) == 3
     raise CheckpointError(f"smp.load: the files '{path}_…' are of {len(present)} saves: {_listed(records)}. " + _advice(whole))
 
 

@@ -9,7 +9,8 @@ from .config import state
 
 
 def clip(engine, call, max_norm, norm_type=2.0):
-    """Multiplies all gradients so that their norm is at most `max_norm`. Returns the norm before. Collective.
+    """Multiplies all gradients so that their norm is at most `max_norm`. Returns the norm before, -1 in fp16 where it
+    is not finite. Collective.
 
     Raises  ConfigError: another order than 2. StateError: there are none.
     """
@@ -17,6 +18,8 @@ def clip(engine, call, max_norm, norm_type=2.0):
         raise ConfigError(f"{call}: norm_type={norm_type}; the norm of order 2 is there")
     parts = _reduced(engine, call)
     norm = _norm(engine, parts)
+    if state.cfg.fp16 and not torch.isfinite(norm):
+        return -1.0  # as FP16_Optimizer; optimizer.step() skips this step
     factor = float(max_norm) / (float(norm) + 1e-6)
     if not factor >= 1.0:  # of NaN, too, as torch's
         _multiply(parts, factor)
@@ -36,7 +39,7 @@ def limit(engine, call, max_norm):
 
 
 def _norm(engine, parts):
-    """The norm of the gradients of all stages, in fp64. Collective."""
+    """The norm of the gradients of all stages without their loss scale, in fp64. Collective."""
     squares = torch.zeros(1, dtype=torch.float64)
     weights = _weights(engine, parts) if ranks.tp_size() > 1 else {}
     for parameter, part in parts.items():
@@ -45,7 +48,8 @@ def _norm(engine, parts):
             part, weight = core.whole_of_parts(parameter, part), engine.core.copies_of_gradients / state.world.size
         squares += part.double().square().sum().cpu() * weight
     state.world.all_reduce(squares, "sum")
-    return (squares[0] / engine.core.copies_of_gradients).sqrt()
+    scale = engine.core.loss_scale if state.cfg.fp16 else 1.0
+    return (squares[0] / engine.core.copies_of_gradients).sqrt() / scale
 
 
 def _weights(engine, parts):
@@ -72,9 +76,11 @@ def unscaling(original):
         model = program.model_or_none()
         if model is None or optimizer is not program.optimizer_or_none():
             return original(scaler, optimizer, inv_scale, found_inf, allow_fp16)
+        if state.cfg.fp16:
+            raise StateError("GradScaler: `fp16` = true has a loss scale of its own, smp.DistributedOptimizer(static_loss_scale, dynamic_loss_scale); leave the scaler out")
         parts = _reduced(model.engine("scaler.unscale_()"), "scaler.unscale_()")
-        if parts:
-            torch._amp_foreach_non_finite_check_and_unscale_(list(parts.values()), found_inf, inv_scale)  # pylint: disable=protected-access
+        if own := [part for part in parts.values() if part.numel()]:
+            torch._amp_foreach_non_finite_check_and_unscale_(own, found_inf, inv_scale)  # pylint: disable=protected-access
         for parameter in parts:
             core.gradient_written(parameter)
         state.world.all_reduce(found_inf, "max")
@@ -84,10 +90,11 @@ def unscaling(original):
 
 
 def _reduced(engine, call):
-    """{parameter: its elements that this rank updates, the memory that the step reads}, of this stage. Collective."""
+    """{parameter: its elements that this rank updates, perhaps none, the memory that the step reads}, of this stage:
+    the same parameters on its ranks. Collective."""
     if not engine.has_gradients:
         raise StateError(f"{call}: no step function has called backward() since gradients were dropped or taken; call the @smp.step function first")
     engine.core.reduce_gradients()
     own = [parameter for name, parameter in engine.module.named_parameters() if engine.homes[name] == engine.stage and parameter.requires_grad]
     parts = {parameter: core.gradient_part(parameter) for parameter in own}
-    return {parameter: part for parameter, part in parts.items() if part is not None and part.numel()}
+    return {parameter: part for parameter, part in parts.items() if part is not None}

@@ -6,7 +6,7 @@ from torch.utils import checkpoint
 from .. import ranks
 from ..errors import StateError, UnsupportedError
 from ..patches import Patches, Wrapped
-from . import gradients, program, trace
+from . import gradients, offload, program, trace
 
 
 def no_graph(call):
@@ -57,14 +57,15 @@ def _region(original):
 
 def _steps(running, core, function, original):
     def again(*args, **kwargs):
-        with program.run_of(running), region:
+        with program.run_of(running), region, offload.inside():
             return function(*args, **kwargs)
 
     steps = original(again)
     next(steps)
     region = core.begin_region()
     try:
-        yield
+        with offload.inside():
+            yield
     finally:
         region.end()
     yield from steps
@@ -97,6 +98,9 @@ def _applied(original):
             return run(*args, **kwargs)
         if cls is checkpoint.CheckpointFunction:
             return _not_reentrant(*args)
+        if cls is checkpoint._NoopSaveInputs:  # pylint: disable=protected-access
+            with offload.keeping(args):
+                return run(*args, **kwargs)
         # which keeps arguments where they are
         if model.engine("apply").over_one_stage or cls.__module__ == checkpoint.__name__:
             return run(*args, **kwargs)

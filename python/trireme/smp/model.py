@@ -12,7 +12,7 @@ from .. import agreement
 from .. import ranks as world_ranks
 from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
 from ..log import logger
-from . import entries, inside, program, ranks, readers, states, trace
+from . import casts, entries, inside, offload, program, ranks, readers, states, trace
 from .config import state
 from .engine import StepEngine
 from .nn import queries
@@ -58,6 +58,7 @@ class DistributedModel(torch.nn.Module):
                  average_grads_across_microbatches=True, bucket_cap_mb=25, broadcast_buffers=True, gradient_as_bucket_view=False, find_unused_parameters=False):
         super().__init__()
         _check_module(module)
+        offload.check()
         if trace_device not in ("gpu", "cpu"):
             raise ConfigError(f"smp.DistributedModel(trace_device={trace_device!r}): expected \"gpu\" or \"cpu\"")
         for name, value in (("trace_execution_times", trace_execution_times), ("trace_memory_usage", trace_memory_usage)):
@@ -104,6 +105,8 @@ class DistributedModel(torch.nn.Module):
             raise StateError("smp: the model would get its stages inside of torch.inference_mode(), which ends what watches operators when it ends; use torch.no_grad() "
                              "for the first step")
         inside.PATCHES.apply()
+        if state.cfg.half is not None and any(parameter.dtype == casts.half_type() for parameter in self.module.parameters()):
+            args, kwargs = casts.inputs((args, kwargs or {}))
         homes = _decided(self.module, args, kwargs)
         self.__dict__["_engine"] = StepEngine(self.module, homes, **self._options)
         if ranks.pp_size() > 1:
@@ -145,7 +148,10 @@ class DistributedModel(torch.nn.Module):
                              "torch.no_grad())")
         if running is not None and not self.partitioned:
             raise Unwound(args, kwargs)
-        return self.module(*args, **kwargs)
+        if state.cfg.half is None:
+            return self.module(*args, **kwargs)
+        args, kwargs = casts.inputs((args, kwargs))
+        return casts.outputs(self.module(*args, **kwargs))
 
     def backward(self, tensors, grad_tensors=None, retain_graph=None, create_graph=False):
         """Inside of a @smp.step function: backward passes begin with these tensors, one or several, when the forward
@@ -237,7 +243,7 @@ class DistributedModel(torch.nn.Module):
 
         Raises  CommTimeoutError: a stage does not call it.
         """
-        if not self.partitioned or ranks.mp_size() == 1:
+        if not self.partitioned or len(ranks.get_whole_group()) == 1:
             return states.alone(self.module)
         return states.whole("DistributedModel.state_dict()", self.module, self._engine, gather_to_rank0)
 

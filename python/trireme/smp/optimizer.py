@@ -6,7 +6,8 @@ from ..errors import ConfigError, UnsupportedError
 from ..training.client_optimizer import refuse_known
 from ..training.optimizer_copy import is_optimizer, without_global_hooks
 from ..training.own_step import set_step
-from . import gradients, program, states
+from . import gradients, program, settings, states
+from .config import state
 from .optimizers import FusedLamb
 
 
@@ -14,16 +15,17 @@ def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=Fa
     """`optimizer` itself, made before or after the model. Its step() takes the gradients that step functions have added
     up, on every stage, and its zero_grad() drops them. Schedulers steer its param_groups as ever.
 
-    Raises  UnsupportedError: a loss scale.
+    The others are for `fp16`: a fixed scale of the loss, or one that follows overflows, by `init_scale`,
+    `scale_factor`, `scale_window`, `min_scale`, `delayed_shift` and `consecutive_hysteresis`.
+
+    Raises  ConfigError, UnsupportedError: arguments of the loss scale.
     """
     if not is_optimizer(optimizer):
         raise ConfigError(f"smp.DistributedOptimizer: {type(optimizer).__name__} is no torch.optim.Optimizer")
-    for name, value, default in (("static_loss_scale", static_loss_scale, 1.0), ("dynamic_loss_scale", dynamic_loss_scale, False)):
-        if value != default:
-            raise UnsupportedError(f"smp.DistributedOptimizer({name}={value!r}) is not there yet; leave it out")
-    if dynamic_loss_args:
-        raise UnsupportedError("smp.DistributedOptimizer(dynamic_loss_args=…) is not there yet; leave it out")
+    section = settings.loss_scale(static_loss_scale, dynamic_loss_scale, dynamic_loss_args)
     refuse_known(optimizer)
+    settings.set_loss_scale_of(optimizer, section)
+    optimizer.overflow, optimizer.loss_scale = False, settings.first_scale(section)
     optimizer.steps_engine = True  # for those who look at every optimizer
     optimizer._step_supports_amp_scaling = False  # a scaler unscales gradients before step(), a fused update's too
     if isinstance(optimizer, FusedLamb):
@@ -48,6 +50,16 @@ def _step(optimizer, closure=None):
         if isinstance(optimizer, FusedLamb) and math.isfinite(optimizer.max_grad_norm):
             gradients.limit(engine, "optimizer.step()", optimizer.max_grad_norm)
         engine.step_by(optimizer)
+    _tell_scale(optimizer, engine)
+
+
+def _tell_scale(optimizer, engine):
+    """Sets what programs read of FP16_Optimizer: whether the step was skipped, and the next one's scale. Waits for a
+    device."""
+    if state.cfg.half is not None:
+        optimizer.overflow = not engine.core.was_step_applied()
+    if state.cfg.fp16:
+        optimizer.loss_scale = engine.core.loss_scale
 
 
 def _zero_grad(_optimizer, set_to_none=True):
@@ -64,16 +76,18 @@ def _clip_master_grads(_optimizer, max_norm, norm_type=2.0):
     return gradients.clip(_engine("optimizer.clip_master_grads()"), "optimizer.clip_master_grads()", max_norm, norm_type)
 
 
-def _local_state_dict(optimizer, gather_if_shard=True):  # pylint: disable=unused-argument
-    """As torch's state_dict(), with the states of this stage's parameters, under their numbers in the whole."""
-    return states.optimizer_local("optimizer.local_state_dict()", optimizer, _engine("optimizer.local_state_dict()"))
+def _local_state_dict(optimizer, gather_if_shard=True):
+    """As torch's state_dict(), with the states of this stage's parameters, under their numbers in the whole. Where
+    ranks share them (`shard_optimizer_state`) collective over these, and without `gather_if_shard` each has some."""
+    return states.optimizer_local("optimizer.local_state_dict()", optimizer, _engine("optimizer.local_state_dict()"), gather_if_shard)
 
 
 def _state_dict(optimizer):
     """As torch's, of the whole model, on the host. Collective over the stages once tensors have their homes."""
     model = program.model_or_none()
     if model is None or not model.partitioned:
-        return {**type(optimizer).state_dict(optimizer), **({"state": waiting["state"]} if (waiting := program.waiting_states(optimizer)) else {})}
+        waiting = program.waiting_states(optimizer) or {}
+        return {**waiting, **type(optimizer).state_dict(optimizer), **({"state": waiting["state"]} if waiting else {})}
     return states.optimizer_whole("optimizer.state_dict()", optimizer, model.engine("optimizer.state_dict()"))
 
 

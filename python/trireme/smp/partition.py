@@ -1,6 +1,8 @@
 """Which stage has which tensor: by hand, or by a cut of what a trace tells."""
 import contextlib
 
+import torch
+
 from .._native import core
 from ..errors import ConfigError
 from ..log import logger
@@ -35,6 +37,16 @@ def set_partition(module, index):
     if state.cfg.auto_partition:
         return
     _homes_by_hand.put(module, index)
+
+
+def register_parameter(module, p):
+    """Accepted: a parameter is known wherever it is used, by whatever module.
+
+    Raises  ConfigError: `module` is no module, `p` no parameter.
+    """
+    for value, kind in ((module, torch.nn.Module), (p, torch.nn.Parameter)):
+        if not isinstance(value, kind):
+            raise ConfigError(f"smp.register_parameter: {type(value).__name__} is no torch.nn.{kind.__name__}")
 
 
 def homes_of(module, args=(), kwargs=None, *, limit_bytes):

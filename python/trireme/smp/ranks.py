@@ -85,6 +85,12 @@ def get_dp_group():
     return state.topology.ranks_at([("pipe", pp_rank())])
 
 
+def get_whole_group():
+    """The ranks that have all tensors of the model together, and of its optimizer: those of a copy, or all where copies
+    share them."""
+    return list(range(size())) if state.cfg.zero_stage else get_mp_group()
+
+
 def mp_rank():
     """This rank's place among those that have one copy of the model."""
     return get_mp_group().index(rank())

@@ -14,9 +14,14 @@ from .._native import core
 from ..activations import wholes
 from ..training import optimizer_states
 from . import messages, ranks
+from .config import state
 
 #: The key by which a state dict of one stage is known.
 PARTIAL = "_smp_is_partial"
+#: The key by which it is known to have a part of what copies of the model share.
+_SHARD = "_smp_is_shard"
+#: The state of a 16-bit parameter that is its weight in fp32.
+_MASTER = "master"
 
 
 # --- of the model ----------------------------------------------------------------------------------------------------
@@ -49,7 +54,7 @@ def alone(module):
 def whole(call, module, engine, to_rank_0):
     """module.state_dict() with copies on the host, the same on every rank of a copy of the model; with `to_rank_0`
     empty on all but the first. Collective over these ranks."""
-    messages.meet(call, ranks.get_mp_group(), {"gather_to_rank0": bool(to_rank_0)})
+    messages.meet(call, ranks.get_whole_group(), {"gather_to_rank0": bool(to_rank_0)})
     members = ranks.get_pp_group()
     keeps = not to_rank_0 or ranks.mp_rank() == 0
 
@@ -152,8 +157,9 @@ def _on_host(value):
 
 
 def _whole_on_host(engine, value):
-    """Collective over the ranks that share layers."""
-    return core.whole_tensor(value).cpu() if engine.core.is_slice(value) else _on_host(value)
+    """Collective over the ranks that share it, its layer or its shards."""
+    is_shared = engine.core.is_slice(value) or state.cfg.zero_stage == 3 and core.is_managed(value)
+    return core.whole_tensor(value).cpu() if is_shared else _on_host(value)
 
 
 def _gathered(engine, value, members):
@@ -168,28 +174,34 @@ def _gathered(engine, value, members):
 # --- of the optimizer ------------------------------------------------------------------------------------------------
 
 
-def optimizer_local(call, optimizer, engine):
+def optimizer_local(call, optimizer, engine, gathers=True):
     """Its state_dict() with the states of this stage's parameters, by their numbers in the whole; of ranks that share
-    layers each has those of some. Collective over these."""
+    layers each has those of some. Without `gathers` so it is of ranks that share optimizer states. Collective over
+    these."""
+    if state.cfg.zero_stage:
+        messages.meet(call, ranks.get_dp_group(), {"gather_if_shard": bool(gathers)})
+    is_shard = not gathers and state.cfg.zero_stage > 0
+    sharers, place = (ranks.dp_size(), ranks.dp_rank()) if is_shard else (ranks.tp_size(), ranks.tp_rank())
     found = _of_stage(call, optimizer, engine)
-    found["state"] = {number: one for at, (number, one) in enumerate(found["state"].items()) if at % ranks.tp_size() == ranks.tp_rank()}
-    return {**found, PARTIAL: True}
+    found["state"] = {number: one for at, (number, one) in enumerate(found["state"].items()) if at % sharers == place}
+    return {**found, PARTIAL: True, **({_SHARD: True} if is_shard else {})}
 
 
 def optimizer_whole(call, optimizer, engine):
     """Its state_dict() with the states of all parameters, on the host. Collective over the ranks of a copy of the
-    model."""
-    messages.meet(call, ranks.get_mp_group(), {"groups": len(optimizer.param_groups)})
+    model, or all where copies share it."""
+    messages.meet(call, ranks.get_whole_group(), {"groups": len(optimizer.param_groups)})
     found = _of_stage(call, optimizer, engine)
     found["state"] = _joined_states(call, found["state"], ranks.get_pp_group())
     return found
 
 
 def optimizer_joined(call, partial):
-    """The whole of the partial ones of all stages. Collective over the ranks of a copy of the model."""
-    members = ranks.get_mp_group()
+    """The whole of the partial ones of all stages. Collective over the ranks of a copy of the model; over all where
+    copies share it."""
+    members = ranks.get_whole_group() if partial.get(_SHARD) else ranks.get_mp_group()
     messages.meet(call, members, "a partial state dict")
-    return {**{name: value for name, value in partial.items() if name != PARTIAL}, "state": _joined_states(call, partial["state"], members)}
+    return {**{name: value for name, value in partial.items() if name not in (PARTIAL, _SHARD)}, "state": _joined_states(call, partial["state"], members)}
 
 
 def load_optimizer(optimizer, state_dict, engine):
@@ -197,17 +209,55 @@ def load_optimizer(optimizer, state_dict, engine):
     engine.use(optimizer)
     client = engine.client_steps
     optimizer_states.check("optimizer.load_state_dict()", client, optimizer, _FIX)
-    optimizer_states.load(optimizer, state_dict, _is_own(engine), client, lambda tensors: None)
+    states, masters = _apart(optimizer, state_dict)
+    is_own = _is_own(engine)
+    optimizer_states.load(optimizer, states, is_own, client, lambda tensors: None)
+    if state.cfg.half is None:
+        return
+    for parameter, master in masters.items():
+        if is_own(parameter):
+            core.safe_set_full_fp32_param(parameter, master)
+    if state.cfg.fp16 and (scaler := state_dict.get(_SCALER)) is not None:
+        engine.core.set_loss_scaler(tuple(scaler[name] for name in _OF_SCALER))
+        optimizer.loss_scale = engine.core.loss_scale
 
 
 _FIX = "save them by model.save_checkpoint(), and load that by load_checkpoint()"
+_SCALER = "loss_scaler"  # of a state dict of an optimizer
+_OF_SCALER = ("scale", "steps", "last_overflow", "hysteresis")
+
+
+def _apart(optimizer, state_dict):
+    """(The state dict without masters, {parameter: its master}). Raises ShapeError: one does not fit."""
+    ids = itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+    everything = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    parameters = dict(zip(ids, everything))
+    states, masters = {}, {}
+    for number, one in state_dict["state"].items():
+        states[number] = {name: value for name, value in one.items() if name != _MASTER}
+        if _MASTER not in one or number not in parameters:
+            continue
+        if one[_MASTER].shape != parameters[number].shape:
+            raise ShapeError(f"optimizer.load_state_dict(): the master of parameter {number} is {list(one[_MASTER].shape)}, and its parameter "
+                             f"{list(parameters[number].shape)}: load what was saved of such a model")
+        masters[parameters[number]] = one[_MASTER]
+    return {**state_dict, "state": states}, masters
 
 
 def _of_stage(call, optimizer, engine):
     found = type(optimizer).state_dict(optimizer)
-    if engine.client_optimizer is optimizer:
-        optimizer_states.check(call, engine.client_steps, optimizer, _FIX)
-        found["state"] = optimizer_states.of(optimizer, _is_own(engine), False, engine.client_steps)
+    if engine.client_optimizer is not optimizer:
+        return found
+    optimizer_states.check(call, engine.client_steps, optimizer, _FIX)
+    is_own = _is_own(engine)
+    found["state"] = optimizer_states.of(optimizer, is_own, False, engine.client_steps)
+    if state.cfg.half is not None:
+        for number, parameter in enumerate(itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)):
+            if is_own(parameter) and parameter.requires_grad:
+                found["state"].setdefault(number, {})[_MASTER] = core.safe_get_full_fp32_param(parameter).cpu()
+        found["state"] = dict(sorted(found["state"].items()))
+    if state.cfg.fp16:
+        found[_SCALER] = dict(zip(_OF_SCALER, engine.core.loss_scaler()))
     return found
 
 
@@ -226,11 +276,16 @@ def _is_own(engine):
     return lambda parameter: id(parameter) in own
 
 
+def has_shard(saved):
+    """Whether there is a state dict in `saved` that has a part of what copies of the model share."""
+    return isinstance(saved, dict) and (bool(saved.get(_SHARD, False)) or any(has_shard(inner) for inner in saved.values()))
+
+
 def merged(partials):
     """The whole of partial state dicts, of a model or of an optimizer, that were loaded from files."""
     found = type(partials[0])()
     for name, value in ((name, value) for partial in partials for name, value in partial.items()):
-        if name == PARTIAL:
+        if name in (PARTIAL, _SHARD):
             continue
         if name == "state" and isinstance(value, dict) and "param_groups" in partials[0]:
             found.setdefault(name, {}).update(value)
