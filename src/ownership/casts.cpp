@@ -40,14 +40,13 @@ bool Casts::has(const OperatorCall& call, const at::Tensor& weight) {
          call.op.hasKernelForDispatchKey(at::autocast::get_autocast_dispatch_key_from_device_type(device));
 }
 
-at::Tensor Casts::of(const OperatorCall& call, const at::Tensor& weight, Pieces& pieces) {
+at::Tensor Casts::of(const OperatorCall& call, const at::Tensor& weight, Pieces& pieces, const Next& next) {
   if (!has(call, weight)) return {};
   const at::ScalarType type = at::autocast::get_autocast_dtype(weight.device().type());
   Cast& cast = casts_[weight.unsafeGetTensorImpl()];
   if (!cast.lower.defined() || cast.lower.scalar_type() != type) {
     const at::Tensor here = pieces.is_here(weight) ? weight : pieces.cross(weight);
-    const WithoutInterception own_operators;
-    cast = {weight, here.to(type)};
+    cast = {weight, next.run(call, [&] { return here.to(type); })};
   }
   return cast.lower;
 }

@@ -17,7 +17,7 @@ namespace trireme::ownership {
 class Casts {
  public:
   /// The copy that the operator uses in place of its argument `weight`; undefined: there is none.
-  at::Tensor of(const OperatorCall& call, const at::Tensor& weight, Pieces& pieces);
+  at::Tensor of(const OperatorCall& call, const at::Tensor& weight, Pieces& pieces, const Next& next);
   /// Whether of() gives one.
   static bool has(const OperatorCall& call, const at::Tensor& weight);
   /// A context of autocast has ended.

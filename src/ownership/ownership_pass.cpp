@@ -288,7 +288,7 @@ bool OwnershipPass::are_here(const OperatorCall& call, const OperatorFacts& fact
   return std::ranges::all_of(homed, [&](const HomedArgument& one) {
     return one.home.stage == stage_ &&
            (!has_gradients || !is_needed(facts, one) ||
-            (current_->pieces.is_here(local_of(*one.tensor)) && !Casts::has(call, *one.tensor)));
+            (current_->pieces.is_here(local_of(*one.tensor)) && (cut_ || !Casts::has(call, *one.tensor))));
   });
 }
 
@@ -313,7 +313,9 @@ OwnershipPass::Replacements OwnershipPass::bring(OperatorCall& call, const Opera
   for (size_t i = 0; i < homed.size(); ++i) {
     const HomedArgument& one = homed[i];
     if (!is_needed(facts, one) || is_written(call, one)) continue;
-    if (at::Tensor cast = current_->casts.of(call, used[i].defined() ? used[i] : *one.tensor, pieces); cast.defined())
+    const at::Tensor given = used[i].defined() ? used[i] : *one.tensor;
+    // A cast of a slice would not be known as one.
+    if (at::Tensor cast = cut_ ? at::Tensor() : current_->casts.of(call, given, pieces, next); cast.defined())
       used[i] = std::move(cast);
     const at::Tensor& here = used[i].defined() ? used[i] : *one.tensor;
     const at::Tensor in_piece = pieces.part_here(here);
