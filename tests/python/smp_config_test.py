@@ -53,22 +53,20 @@ class Keys(Case):
 
     def test_what_is_not_there_yet_is_refused_by_name_unless_it_has_its_default(self):
         values = {"shard_optimizer_state": True, "sharded_data_parallel_degree": 2, "fp16": True, "bf16": True,
-                  "fp16_params": True, "offload_activations": True, "activation_loading_horizon": 2, "delayed_parameter_initialization": True, "static_mode": True,
+                  "fp16_params": True, "offload_activations": True, "activation_loading_horizon": 2, "delayed_parameter_initialization": True,
                   "checkpoint_attentions": True, "sdp_reduce_bucket_size": 10, "sdp_param_persistence_threshold": 5, "sdp_max_live_parameters": 7,
                   "sdp_hierarchical_allgather": False, "sdp_gradient_clipping": 2.0}
         found = self.on_ranks(0, _TOLD + f"""
     values = json.loads({json.dumps(json.dumps(values))})
     result = [[read({{"partitions": 1, key: value}}) for key, value in values.items()],
               [type(read({{"partitions": 1, key: KEYS[key].default}})).__name__ for key in values],
-              sorted(key for key, row in KEYS.items() if row.refused == "is not there yet"), read({{"partitions": 1, "horovod": True}}),
-              read({{"partitions": 1, "pipeline": "_only_forward"}})]
+              sorted(key for key, row in KEYS.items() if row.refused == "is not there yet"), read({{"partitions": 1, "horovod": True}})]
 """)
         for (key, value), text in zip(values.items(), found[0], strict=True):
             self.assertEqual(text, f"UnsupportedError: smp.init: `{key}` = {json.dumps(value)} is not there yet; leave it out")
         self.assertEqual(set(found[1]), {"dict"})
         self.assertEqual(found[2], sorted(values))  # no other key is refused so
         self.assertEqual(found[3], "UnsupportedError: smp.init: `horovod` = true is for TensorFlow; leave it out")
-        self.assertTrue(found[4].startswith("UnsupportedError: smp.init: `pipeline` = \"_only_forward\" is not there yet; "), found[4])
 
     def test_combinations_that_do_not_fit_are_named(self):
         found = self.on_ranks(0, _TOLD + """

@@ -43,7 +43,7 @@ class _Record:
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """What was read of a checkpoint."""
+    """A checkpoint that was read."""
 
     where: str
     save: str
@@ -104,55 +104,54 @@ def _save_partial(path, tag, name, model, optimizer, user_content, kept):
     written = folder + WRITTEN
     own = {"model": model.local_state_dict(), "optimizer": optimizer and optimizer.local_state_dict()}
     own = {f"{noun}_{ranks.pp_rank()}_{ranks.tp_rank()}.pt": value for noun, value in own.items() if value is not None} if ranks.rdp_rank() == 0 else {}
-    names = sorted({_CONTENT}.union(*messages.of_all(_SAVE, list(own), _world())))
-
-    def begin():
-        if ranks.rank() == 0:
-            os.makedirs(path, exist_ok=True)
-            _settle(path)
-            if os.path.isfile(folder):
-                raise CheckpointError(f"{_SAVE}: '{folder}' is a file; give another tag, or move it away")
-            os.mkdir(written)
+    if ranks.rank() == 0:
+        own[_CONTENT] = user_content
+    names = sorted(set().union(*messages.of_all(_SAVE, list(own), _world())))
+    manifest = {"save": name, "tag": tag, "pipeline_parallel_degree": ranks.pp_size(), "tensor_parallel_degree": ranks.tp_size(), "files": names,
+                "stages": model.engine(_SAVE).homes}
 
     def write():
-        record = _Record(name, [])
         for file, value in own.items():
-            files.write(value, f"{written}/{file}", record=record, call=_SAVE)
-        if ranks.rank() == 0:
-            files.write(user_content, f"{written}/{_CONTENT}", record=record, call=_SAVE)
-            numbers = [manifest["number"] for _, manifest in _partials(path)]
-            manifest = {"save": name, "number": max(numbers, default=0) + 1, "tag": tag, "pipeline_parallel_degree": ranks.pp_size(),
-                        "tensor_parallel_degree": ranks.tp_size(), "files": names, "stages": model.engine(_SAVE).homes}
-            _write_text(f"{written}/{_MANIFEST}", json.dumps(manifest, indent=1))
-
-    def publish():
-        if ranks.rank() != 0:
-            return
-        if absent := [file for file in names if not os.path.isfile(f"{written}/{file}")]:
-            raise IoError(f"'{path}' has not what other hosts have written, such as {absent[0]}; give a folder of a file system that all hosts share")
-        files.sync_folder(f"{written}/{_MANIFEST}")
-        if os.path.isdir(folder):
-            os.rename(folder, folder + _BEFORE)
-        os.rename(written, folder)
-        files.sync_folder(folder)
-        _write_text(f"{path}/{_NEWEST}", tag)
-        _remove(folder + _BEFORE)
-        if kept is not None:
-            for older, _ in sorted(_partials(path), key=lambda found: found[1]["number"])[:-kept]:
-                _remove(older)
+            files.write(value, f"{written}/{file}", record=_Record(name, []), call=_SAVE)
 
     try:
-        _together(_SAVE, IoError, begin)
-        _together(_SAVE, IoError, write)
-        _together(_SAVE, IoError, publish)
+        for act in (lambda: ranks.rank() == 0 and _begin(path, folder), write, lambda: ranks.rank() == 0 and _publish(path, folder, manifest, kept)):
+            _together(_SAVE, IoError, act)
     except Exception:
         if ranks.rank() == 0:
             shutil.rmtree(written, ignore_errors=True)
         raise
 
 
+def _begin(path, folder):
+    os.makedirs(path, exist_ok=True)
+    _settle(path)
+    if os.path.isfile(folder):
+        raise CheckpointError(f"{_SAVE}: '{folder}' is a file; give another tag, or move it away")
+    os.mkdir(folder + WRITTEN)
+
+
+def _publish(path, folder, manifest, kept):
+    """Gives the folder that was written its name, and removes older ones."""
+    written = folder + WRITTEN
+    if absent := [file for file in manifest["files"] if not os.path.isfile(f"{written}/{file}")]:
+        raise IoError(f"{_SAVE}: '{path}' has not what other hosts have written, such as {absent[0]}; give a folder of a file system that all hosts share")
+    number = 1 + max((found["number"] for _, found in _partials(path)), default=0)
+    _write_text(f"{written}/{_MANIFEST}", json.dumps({**manifest, "number": number}, indent=1))
+    if os.path.isdir(folder):
+        os.rename(folder, folder + _BEFORE)
+    os.rename(written, folder)
+    files.sync_folder(folder)
+    _write_text(f"{path}/{_NEWEST}", manifest["tag"])
+    _remove(folder + _BEFORE)
+    if kept is not None:
+        for older, _ in sorted(_partials(path), key=lambda found: found[1]["number"])[:-kept]:
+            _remove(older)
+
+
 def _save_full(path, tag, name, model, optimizer, user_content):
-    found = {"user_content": user_content, "optimizer": optimizer and optimizer.state_dict(), "model": model.state_dict(gather_to_rank0=True)}  # renamed in this order
+    # renamed in this order
+    found = {"user_content": user_content, "optimizer": optimizer and optimizer.state_dict(), "model": model.state_dict(gather_to_rank0=True)}
     parts = [part for part, value in found.items() if value is not None or part == "user_content"]
     places = _places(path, tag)
 
@@ -232,8 +231,8 @@ def resume_from_checkpoint(path, tag=None, partial=True, strict=True, load_optim
     load_sharded_optimizer_state    False: states of the optimizer stay where ranks have parts of these
     translate_function              makes the model's state dict of a full checkpoint's, whose names are others
 
-    Raises  CheckpointError: there is none, it is of another kind, damaged or of several saves; nothing has changed then.
-            StateError, ShapeError: it does not fit. ConfigError: an argument. All on every rank.
+    Raises  CheckpointError: there is none, it is of another kind, damaged or of several saves; nothing has changed
+            then. StateError, ShapeError: it does not fit. ConfigError: an argument. All on every rank.
     """
     messages.meet(_LOAD, _world(), {"path": repr(path), "tag": repr(tag), "partial": bool(partial), "strict": bool(strict), "load_optimizer": bool(load_optimizer),
                                     "load_sharded_optimizer_state": bool(load_sharded_optimizer_state), "translate_function": translate_function is not None})
@@ -301,7 +300,8 @@ def _newest(path):
 
 
 def _partial_at(path, tag):
-    """(folder, manifest) of a partial checkpoint, whose files are all there, and of one save. Raises  CheckpointError."""
+    """(folder, manifest) of a partial checkpoint, whose files are all there, and of one save. Raises
+    CheckpointError."""
     folder = f"{path}/{tag}{_PARTIAL}"
     if not os.path.isdir(folder) and os.path.isdir(folder + _BEFORE):  # a save in its place was killed
         folder += _BEFORE

@@ -159,6 +159,8 @@ class DistributedModel(torch.nn.Module):
             raise UnsupportedError(inside.no_graph("DistributedModel.backward()"))
         if program.running() is None:
             raise StateError("DistributedModel.backward(): a call outside of a @smp.step function; put the forward pass and this call into one")
+        if state.cfg.pipeline == "_only_forward":
+            raise StateError("DistributedModel.backward(): `pipeline` = \"_only_forward\" of smp.init() has step functions without backward passes; leave that out to train")
         engine = self.engine("DistributedModel.backward()")
         roots = _listed(tensors)
         gradients = [None] * len(roots) if grad_tensors is None else _listed(grad_tensors)
