@@ -53,7 +53,7 @@ class Keys(Case):
 
     def test_what_is_not_there_yet_is_refused_by_name_unless_it_has_its_default(self):
         values = {"shard_optimizer_state": True, "sharded_data_parallel_degree": 2, "fp16": True, "bf16": True,
-                  "fp16_params": True, "offload_activations": True, "activation_loading_horizon": 2, "delayed_parameter_initialization": True,
+                  "fp16_params": True, "offload_activations": True, "activation_loading_horizon": 2,
                   "checkpoint_attentions": True, "sdp_reduce_bucket_size": 10, "sdp_param_persistence_threshold": 5, "sdp_max_live_parameters": 7,
                   "sdp_hierarchical_allgather": False, "sdp_gradient_clipping": 2.0}
         found = self.on_ranks(0, _TOLD + f"""

@@ -14,7 +14,6 @@ import torch
 
 import trireme.smp as smp
 from harness import main
-from trireme.errors import UnsupportedError
 from trireme.smp.config import ALIASES, KEYS
 
 _TESTS = pathlib.Path(__file__).parent
@@ -158,17 +157,12 @@ def _is_none(text):
 
 
 class Names(unittest.TestCase):
-    later = ("delay_param_initialization", "model_creation", "register_parameter")
-
     def test_every_name_of_smp_is_there_with_its_arguments_and_defaults(self):
         for name in OTHERS:
             if name != "model.module":  # of an object
                 named(name)
         for name, text in SMP.items():
             with self.subTest(name):
-                if name in self.later:
-                    self.assertRaises(UnsupportedError, named, name)
-                    continue
                 parameters = signature(name).parameters
                 for argument, default in arguments_of(text).items():
                     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) and argument not in parameters and default is None:
@@ -186,8 +180,6 @@ class Names(unittest.TestCase):
             for call in spans(calls):
                 on_page[call.partition("(")[0]] = call, more
         for name, text in SMP.items():
-            if name in self.later:
-                continue
             with self.subTest(name):
                 self.assertIn(name, on_page)
         for name, (call, more) in on_page.items():
@@ -208,11 +200,11 @@ class Names(unittest.TestCase):
                 bare = name.partition("(")[0].partition("=")[0]
                 candidates = [bare, *(f"{space}.{bare}" for space in _SPACES if space), f"nn.huggingface.{bare}"]
                 seen.update(candidates if bare.count(".") == 0 else [bare, f"nn.{bare}"])
-                if bare in arguments or bare in ("model", "…", "model.module") or bare in self.later:
+                if bare in arguments or bare in ("model", "…", "model.module"):
                     continue
                 self.assertTrue(any(self._is_there(one) for one in candidates), f"docs/smp.md, {title}: `{name}` is no name of trireme.smp")
         for name in (*OTHERS, *SMP):
-            if name not in self.later and not name.startswith("nn.huggingface"):
+            if not name.startswith("nn.huggingface"):
                 self.assertIn(name, seen, f"docs/smp.md has no row with `{name}`")
         for name in smp.__all__:
             self.assertTrue(name in seen or name in ("nn", "optimizers", "amp"), f"docs/smp.md has no row with `{name}`")
@@ -224,7 +216,7 @@ class Names(unittest.TestCase):
                 space, _, begin = name.rstrip("…").rpartition(".")
                 return any(one.startswith(begin) for one in dir(named(space) if "." in space or space not in _SPACES else _SPACES[space]))
             named(name)
-        except (AttributeError, UnsupportedError):
+        except AttributeError:
             return False
         return True
 

@@ -73,6 +73,7 @@ KEYS = {
     "skip_tracing": Key(_FLAG, False),
     "tensor_parallel_degree": Key(_COUNT, 1),
     "prescaled_batch": Key(_FLAG, False),
+    "delayed_parameter_initialization": Key(_FLAG, False),
     "ddp": Key(_FLAG, False),
     "ddp_port": Key(_PORT, None),
     "ddp_dist_backend": Key(_one_of("auto", "nccl", "gloo"), "auto"),
@@ -98,7 +99,6 @@ KEYS = {
     "fp16_params": Key(_FLAG, False, _LATER),
     "offload_activations": Key(_FLAG, False, _LATER),
     "activation_loading_horizon": Key(_COUNT, 4, _LATER),
-    "delayed_parameter_initialization": Key(_FLAG, False, _LATER),
     "checkpoint_attentions": Key(_FLAG, False, _LATER),
 }
 ALIASES = {"partitions": "pipeline_parallel_degree"}

@@ -12,7 +12,7 @@ from .. import agreement
 from .. import ranks as world_ranks
 from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
 from ..log import logger
-from . import entries, inside, program, ranks, readers, states, trace
+from . import delayed, entries, inside, program, ranks, readers, states, trace
 from .config import state
 from .engine import StepEngine
 from .nn import queries
@@ -76,6 +76,7 @@ class DistributedModel(torch.nn.Module):
         self._after_partition, self._after_step = collections.OrderedDict(), collections.OrderedDict()
         self.__dict__["_engine"] = None  # not one of the model's modules
         self._is_plain = False  # cpu() has been called
+        self._waiting = []  # state dicts for tensors without memory, and whether they have to fit
         self._watching = contextlib.ExitStack()  # of modules that begin and end
         program.set_model(self)
         if ranks.pp_size() == 1:
@@ -105,7 +106,9 @@ class DistributedModel(torch.nn.Module):
                              "for the first step")
         inside.PATCHES.apply()
         homes = _decided(self.module, args, kwargs)
-        self.__dict__["_engine"] = StepEngine(self.module, homes, **self._options)
+        absent = delayed.names_of(self.module)
+        delayed.give(self.module, trace.homed_tensors(self.module), homes, ranks.pp_rank())
+        self.__dict__["_engine"] = StepEngine(self.module, homes, agreed=absent, **self._options)
         if ranks.pp_size() > 1:
             self._watching = entries.watch(self.module, self._engine)
         if ranks.pp_size() > 1:
@@ -113,6 +116,9 @@ class DistributedModel(torch.nn.Module):
         optimizer = program.optimizer_or_none()
         if optimizer is not None and (waiting := program.take_waiting_states(optimizer)) is not None:
             states.load_optimizer(optimizer, waiting, self._engine)
+        for state_dict, strict in self._waiting:
+            self.load_state_dict(state_dict, strict)
+        self._waiting.clear()
         for hook in list(self._after_partition.values()):
             hook(self, program.optimizer_or_none())
 
@@ -245,10 +251,15 @@ class DistributedModel(torch.nn.Module):
 
     def load_state_dict(self, state_dict, strict=True, same_partition_load=False):
         """The module's, of a whole state dict, or of one of each stage, of whatever partition; with
-        `same_partition_load` of one that was saved of this stage. Collective over the stages where it is partial.
+        `same_partition_load` of one that was saved of this stage. Collective over the stages where it is partial. Where
+        tensors have no memory before they get their homes, it waits for that.
 
         Returns what the module's does. Raises  ShapeError, StateError: it does not fit.
         """
+        if not self.partitioned and delayed.names_of(self.module):
+            states.check_fits(self.module, state_dict, strict)
+            self._waiting.append((state_dict, strict))
+            return torch.nn.modules.module._IncompatibleKeys([], [])  # pylint: disable=protected-access
         homes, stage = (self._engine.homes, self._engine.stage) if self.partitioned else ({}, 0)
         if states.is_partial(state_dict) and not (same_partition_load and self.partitioned and ranks.tp_size() == 1):
             state_dict = states.joined("DistributedModel.load_state_dict()", state_dict, homes, stage)
@@ -323,7 +334,7 @@ def _check_module(module):
         if hasattr(inner, "fsdp_wrap"):
             raise UnsupportedError(f"smp.DistributedModel: {where} was given to fully_shard(), which shards its parameters; leave that out")
     if absent := next((name for name, tensor in module.named_parameters() if tensor.is_meta), None):
-        raise UnsupportedError(f"smp.DistributedModel: '{absent}' is on the device \"meta\", and delayed initialisation is not there yet; make the module with values")
+        raise UnsupportedError(f"smp.DistributedModel: '{absent}' is on the device \"meta\", where no initial values are known; make the module inside of smp.delay_param_initialization()")
 
 
 def _decided(module, args, kwargs):

@@ -1,6 +1,8 @@
 """Which stage has which tensor: by hand, or by a cut of what a trace tells."""
 import contextlib
 
+import torch
+
 from .._native import core
 from ..errors import ConfigError
 from ..log import logger
@@ -35,6 +37,12 @@ def set_partition(module, index):
     if state.cfg.auto_partition:
         return
     _homes_by_hand.put(module, index)
+
+
+def register_parameter(module, parameter):
+    """Accepted: a parameter may be used outside of its module anyway. Raises ConfigError: it is none, or `module`."""
+    if not isinstance(module, torch.nn.Module) or not isinstance(parameter, torch.nn.Parameter):
+        raise ConfigError(f"smp.register_parameter({type(module).__name__}, {type(parameter).__name__}): expected a torch.nn.Module and a torch.nn.Parameter")
 
 
 def homes_of(module, args=(), kwargs=None, *, limit_bytes):
