@@ -138,6 +138,30 @@ class Delayed(Case):
                                          "has no numbers before the model's tensors get their stages")):
             self.assertIn(part, text)
 
+    def test_a_trace_that_needs_values_is_refused_by_name_and_goes_without(self):
+        text = """
+    begin(OPTIONS)
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.first, self.last = torch.ones(64, 64) * 0.5, nn.Linear(6, 64), nn.Linear(64, 3)
+        def forward(self, x, y):
+            h = self.first(x) @ self.table
+            return F.cross_entropy(self.last(h if h.sum() > 0 else -h), y)
+    torch.manual_seed(1)
+    with smp.delay_param_initialization(DELAYS):
+        net = Reads()
+        net.wide = nn.Linear(64, 64)
+    torch.manual_seed(2)
+    result = told(lambda: trained(net, mlp_batches())[:2])
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps(result))]
+"""
+        for told in self.ran(2, text.replace("OPTIONS", "").replace("DELAYS", "True")):
+            self.assertIn("has no numbers before the model's tensors get their stages", told)
+        expected = self.ran(1, text.replace("OPTIONS", "").replace("DELAYS", "False"))
+        found = self.ran(2, text.replace("OPTIONS", "skip_tracing=True").replace("DELAYS", "True"))
+        self.assertEqual(found[0], expected[0])
+
     def test_dtypes_and_what_is_refused(self):
         found = self.ran(2, """
     begin(delayed_parameter_initialization=True)
