@@ -420,8 +420,6 @@ class Faults(Case):
     refused += [["several", told(lambda: smp.DistributedModel(Mlp()))], ["detach_outputs", told(lambda: smp.step(detach_outputs=False))],
                 ["static_loss_scale", told(lambda: smp.DistributedOptimizer(torch.optim.SGD(model.parameters()), static_loss_scale=2.0))],
                 ["closure", told(lambda: optimizer.step(lambda: 1.0))]]
-    for name in ("trace_execution_times", "trace_memory_usage"):
-        refused.append([name, told(lambda: smp.DistributedModel(Mlp(), **{name: True}))])
     for module in (torch.jit.script(nn.Linear(2, 2)), torch.compile(nn.Linear(2, 2)), nn.DataParallel(nn.Linear(2, 2)), nn.Linear(2, 2, device="meta"), model):
         refused.append(["wrap", told(lambda: smp.DistributedModel(module))])
     is_same = model.to("cpu") is model is model.cuda()

@@ -43,6 +43,68 @@ class OnlyForward(Case):
                     self.assertIn('`pipeline` = "_only_forward" of smp.init() has step functions without backward passes; leave that out to train', text)
 
 
+class Measured(Case):
+    _NETS = """
+    begin(memory_weight=WEIGHT)
+    class Layer(nn.Module):
+        def __init__(self, work):
+            super().__init__()
+            self.linear, self.work = nn.Linear(32, 32), work
+        def forward(self, x):
+            x = self.linear(x)
+            for _ in range(6):
+                x = self.work(x)
+            return x
+    class Net(nn.Module):
+        def __init__(self, works):
+            super().__init__()
+            self.layers, self.last = nn.Sequential(*map(Layer, works)), nn.Linear(32, 3)
+        def forward(self, x, y):
+            return F.cross_entropy(self.last(self.layers(x)), y)
+    def slow(x):
+        return x + torch.linalg.svdvals(torch.eye(200) + x[:1, :1] * 0).sum() * 0  # many FLOPs, few bytes
+    model = smp.DistributedModel(Net([WORKS]), MEASURES)
+    torch.manual_seed(1)
+    batch = (torch.randn(8, 32), torch.randint(3, (8,)))
+    net = model.get_module()
+    expected = [net(x, y).item() for x, y in zip(batch[0].chunk(4), batch[1].chunk(4))]
+    losses = [loss.item() for loss in stepping(model)(*batch).outputs]
+    homes = model.engine("").homes
+    result = [[homes[f"layers.{index}.linear.weight"] for index in range(6)], losses == expected]
+"""
+
+    def stages(self, weight, works, measures):
+        found = self.ran(2, self._NETS.replace("WEIGHT", str(weight)).replace("WORKS", works).replace("MEASURES", measures))
+        self.assertTrue(found[1])
+        return found[0]
+
+    def test_a_partition_goes_by_seconds_of_operators(self):
+        works = "slow, torch.tanh, torch.tanh, torch.tanh, torch.tanh, torch.tanh"
+        self.assertEqual(self.stages(0.0, works, "trace_execution_times=True"), [0, 1, 1, 1, 1, 1])
+        self.assertEqual(self.stages(0.0, works.replace("slow", "torch.tanh"), ""), [0, 0, 0, 1, 1, 1])
+
+    def test_a_partition_goes_by_the_results_that_a_backward_pass_needs(self):
+        # large results, of which nothing is kept
+        works = "torch.tanh, " + ", ".join(["lambda x: torch.cat([x + 1.0] * 60)[:len(x)]"] * 4) + ", torch.tanh"
+        self.assertEqual(self.stages(1.0, works, "trace_memory_usage=True")[:5], [0, 0, 0, 1, 1])
+        found = self.stages(1.0, works.replace("torch.tanh", "lambda x: torch.tanh(x.repeat(300, 1))[:len(x)]", 1), "trace_memory_usage=True")
+        self.assertEqual(found, [0, 1, 1, 1, 1, 1])
+
+    def test_what_does_not_fit_is_refused_by_name(self):
+        found = self.ran(1, """
+    begin(skip_tracing=True)
+    result = [told(lambda: smp.DistributedModel(Mlp(), trace_execution_times=True)), told(lambda: smp.DistributedModel(Mlp(), trace_memory_usage=1)),
+              told(lambda: smp.DistributedModel(Mlp(), trace_memory_usage=True))]
+""")
+        for text, part in zip(found, ("`skip_tracing` of smp.init() is true", "trace_memory_usage=1): expected True or False", "`skip_tracing` of smp.init() is true"), strict=True):
+            self.assertIn(part, text)
+        text = self.ran(1, """
+    begin()
+    result = told(lambda: smp.DistributedModel(Mlp(), trace_execution_times=True, trace_device="cpu"))
+""")
+        self.assertIn("times are those of the device that trains", text)
+
+
 class Accepted(Case):
     def test_modes_of_messages_change_no_bit_even_where_the_pattern_changes(self):
         program = """

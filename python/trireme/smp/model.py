@@ -44,6 +44,9 @@ class DistributedModel(torch.nn.Module):
 
     trace_device                        "gpu" or "cpu"; the trace needs no memory but where values decide, and runs
                                         where the arguments are then
+    trace_execution_times               True: the partition goes by the seconds of operators on rank 0, where the model
+                                        runs twice with values; another partition may come out in each run
+    trace_memory_usage                  True: it goes by the results that a backward pass needs, rather than all
     average_grads_across_microbatches   False: gradients are the sum over micro-batches
     backward_passes_per_step            step functions that run between two steps of the optimizer; their gradients are
                                         added up
@@ -61,8 +64,12 @@ class DistributedModel(torch.nn.Module):
         if trace_device not in ("gpu", "cpu"):
             raise ConfigError(f"smp.DistributedModel(trace_device={trace_device!r}): expected \"gpu\" or \"cpu\"")
         for name, value in (("trace_execution_times", trace_execution_times), ("trace_memory_usage", trace_memory_usage)):
-            if value is not False:
-                raise UnsupportedError(f"smp.DistributedModel({name}={value!r}) is not there yet; leave it out")
+            if not isinstance(value, bool):
+                raise ConfigError(f"smp.DistributedModel({name}={value!r}): expected True or False")
+            if value and state.cfg.skip_tracing:
+                raise ConfigError(f"smp.DistributedModel({name}=True): `skip_tracing` of smp.init() is true, so nothing is measured; leave one of them out")
+        if trace_execution_times and trace_device == "cpu":
+            raise ConfigError("smp.DistributedModel(trace_execution_times=True, trace_device=\"cpu\"): times are those of the device that trains; leave one of them out")
         if not isinstance(backward_passes_per_step, int) or isinstance(backward_passes_per_step, bool) or backward_passes_per_step < 1:
             raise ConfigError(f"smp.DistributedModel(backward_passes_per_step={backward_passes_per_step!r}): expected a whole number of 1 or more")
         if not isinstance(broadcast_buffers, bool):
@@ -73,6 +80,7 @@ class DistributedModel(torch.nn.Module):
         self.module = module
         self._options = {"sums": not average_grads_across_microbatches, "calls_per_step": backward_passes_per_step, "own_buffers": not broadcast_buffers}
         agreement.check(state.world, {"broadcast_buffers": broadcast_buffers}, "smp.DistributedModel")
+        self._measures = {"times": trace_execution_times, "memory": trace_memory_usage}
         self._after_partition, self._after_step = collections.OrderedDict(), collections.OrderedDict()
         self.__dict__["_engine"] = None  # not one of the model's modules
         self._is_plain = False  # cpu() has been called
@@ -105,7 +113,7 @@ class DistributedModel(torch.nn.Module):
             raise StateError("smp: the model would get its stages inside of torch.inference_mode(), which ends what watches operators when it ends; use torch.no_grad() "
                              "for the first step")
         inside.PATCHES.apply()
-        homes = _decided(self.module, args, kwargs)
+        homes = _decided(self.module, args, kwargs, self._measures)
         absent = delayed.names_of(self.module)
         delayed.give(self.module, trace.homed_tensors(self.module), homes, ranks.pp_rank())
         self.__dict__["_engine"] = StepEngine(self.module, homes, agreed=absent, **self._options)
@@ -337,12 +345,12 @@ def _check_module(module):
         raise UnsupportedError(f"smp.DistributedModel: '{absent}' is on the device \"meta\", where no initial values are known; make the module inside of smp.delay_param_initialization()")
 
 
-def _decided(module, args, kwargs):
+def _decided(module, args, kwargs, measures):
     """Rank 0's homes. Collective. Raises  what rank 0 raises there, StateError elsewhere."""
     told, failure = None, None
     if state.world.rank == 0:
         try:
-            told = {"homes": homes_of(module, args, kwargs, limit_bytes=_bytes_of_a_rank())}
+            told = {"homes": homes_of(module, args, kwargs, limit_bytes=_bytes_of_a_rank(), **measures)}
         except Exception as error:  # pylint: disable=broad-exception-caught
             failure, told = error, {"failure": f"{type(error).__name__}: {error}"}
     told = json.loads(state.world.gather(json.dumps(told))[0])
