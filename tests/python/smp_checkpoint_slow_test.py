@@ -1,6 +1,11 @@
-"""More places at which a rank of smp is killed while it saves a checkpoint than smp_checkpoint_test.py has."""
+"""More resumes, and more places at which a rank of smp is killed while it saves a checkpoint than
+smp_checkpoint_test.py has."""
 import smp_checkpoint_test
 from harness import main
+
+
+class Checkpoints(smp_checkpoint_test.Checkpoints):
+    resumes = ((2, "None", "before"), (3, "partial=False", "before"), (3, "tag='second'", "after the first step"))
 
 
 class Killed(smp_checkpoint_test.Killed):

@@ -70,6 +70,9 @@ def filled(text, **values):
 
 
 class Checkpoints(Case):
+    #: (number of ranks, arguments, when)
+    resumes = ((1, "", "before"), (2, "'second', partial=False", "after the first step"), (3, "tag='second'", "before"))
+
     def setUp(self):
         super().setUp()
         self.place = str(self.folder / "saved")
@@ -88,7 +91,7 @@ class Checkpoints(Case):
         with open(self.place + "/newest", encoding="utf-8") as file:
             self.assertEqual(file.read(), "second")
         self.assertEqual(self.ran(1, filled(_PLAIN, FOLDER=self.place)), expected)
-        for ranks, place, when in ((1, "", "before"), (2, "None", "before"), (2, "'second', partial=False", "after the first step"), (3, "tag='second'", "after the first step")):
+        for ranks, place, when in self.resumes:
             with self.subTest(ranks=ranks, place=place, when=when):
                 self.assertEqual(self.resumed(ranks, place, when), expected)
 

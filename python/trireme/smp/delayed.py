@@ -6,6 +6,7 @@ runs the part of the tape that its own tensors need, with the generators' states
 """
 import contextlib
 import hashlib
+import json
 import typing
 
 import torch
@@ -346,7 +347,7 @@ def _tensors_of(module):
 
 def _agree(has_some):
     """Lets every rank draw rank 0's numbers. Collective over all ranks."""
-    call, world = "smp.delay_param_initialization", list(range(ranks.size()))
+    call = "smp.delay_param_initialization"
     operators, drawn = hashlib.sha256(), hashlib.sha256()
     for entry in _tape.entries:
         there = lambda value: core.digest(value) if isinstance(value, torch.Tensor) else (value[1:] if _is_ref(value) else str(value))
@@ -354,10 +355,10 @@ def _agree(has_some):
         operators.update(repr((str(entry.function), told, [one[1:] for one in entry.results])).encode())
         if entry.states is not None:
             drawn.update(bytes(entry.states.tolist()))
-    of_ranks = messages.of_all(call, [has_some, operators.hexdigest(), drawn.hexdigest()], world)
+    of_ranks = [json.loads(text) for text in state.world.gather(json.dumps([has_some, operators.hexdigest(), drawn.hexdigest()]))]
     if any(one[:2] != of_ranks[0][:2] for one in of_ranks):
         raise StateError(f"{call}: ranks have made other tensors, or by other operators; make the same model on every rank")
     if len({one[2] for one in of_ranks}) > 1:
         drawing = [entry for entry in _tape.entries if entry.states is not None]
-        for entry, states in zip(drawing, messages.value_of(call, torch.stack([entry.states for entry in drawing]), world, 0)):
+        for entry, states in zip(drawing, messages.value_of(call, torch.stack([entry.states for entry in drawing]), list(range(ranks.size())), 0)):
             entry.states = states.clone()
