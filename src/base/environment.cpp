@@ -35,6 +35,10 @@ constexpr EnvironmentVariable kVariables[] = {
     {"SM_HP_MP_PARAMETERS", kUsers, "",
      "JSON of the configuration of `smp.init()`, as SageMaker sets it; overrides what the program gives "
      "([smp](smp.md))"},
+    {"SMP_NCCL_THROTTLE_LIMIT", kUsers, "",
+     "of smp's transport, as the two that follow: set, it changes nothing, and rank 0 says so ([smp](smp.md))"},
+    {"SMP_DISABLE_D2D", kUsers, "", "the same"},
+    {"SMP_D2D_GPU_BUFFER_SIZE_BYTES", kUsers, "", "the same"},
     {"OMP_NUM_THREADS", kUsers, "the cores of a rank",
      "threads of one rank; our launcher divides the machine's cores where it is not set"},
     {"PATH", kUsers, "`/usr/bin:/bin`", "where programs are found that a launcher starts"},

@@ -1,8 +1,9 @@
 """Amazon SageMaker's model-parallel names on the library: `import trireme.smp as smp`."""
-from ..errors import UnsupportedError
 from . import amp, nn, optimizers
+from .checkpoints import get_full_state_dict_from_sharded_data_parallel_checkpoint, resume_from_checkpoint, save_checkpoint
 from .checkpointing import checkpoint, checkpoint_sequential, set_activation_checkpointing
 from .config import state
+from .delayed import delay_param_initialization, model_creation
 from .files import load, save
 from .messages import (DP_GROUP, MP_GROUP, PP_GROUP, RDP_GROUP, TP_GROUP, WORLD, CommGroup, RankType, allgather, barrier, broadcast, dp_barrier,
                        get_dp_process_group, get_mp_process_group, get_pp_process_group, get_rdp_process_group, get_tp_process_group, get_world_process_group, mp_barrier,
@@ -19,19 +20,10 @@ from .step import step
 from .trace import is_tracing
 
 __all__ = ["CommGroup", "DP_GROUP", "DistributedModel", "DistributedOptimizer", "MP_GROUP", "PP_GROUP", "RDP_GROUP", "RankType", "StepOutput", "TP_GROUP",
-           "WORLD", "allgather", "amp", "barrier", "broadcast", "checkpoint", "checkpoint_sequential", "dp_barrier", "dp_rank", "dp_size", "get_dp_group",
-           "get_dp_process_group", "get_mp_group", "get_mp_process_group", "get_pp_group", "get_pp_process_group", "get_rdp_group", "get_rdp_process_group",
-           "get_tp_group", "get_tp_process_group", "get_world_process_group", "init", "is_initialized", "is_tracing", "load", "local_rank", "local_size",
-           "mp_barrier", "mp_rank", "mp_size", "nn", "optimizers", "partition", "pp_rank", "pp_size", "rank", "rdp_rank", "rdp_size", "recv_from",
-           "register_parameter", "save", "send", "set_activation_checkpointing", "set_partition", "set_tensor_parallelism", "size", "state", "step", "tensor_parallelism", "tp_rank",
-           "tp_register", "tp_register_with_module", "tp_size"]
-
-_LATER = frozenset("""
-    delay_param_initialization get_full_state_dict_from_sharded_data_parallel_checkpoint model_creation resume_from_checkpoint save_checkpoint
-""".split())
-
-
-def __getattr__(name):
-    if name in _LATER:
-        raise UnsupportedError(f"smp.{name} is not there yet; docs/smp.md has what is")
-    raise AttributeError(f"module 'trireme.smp' has no attribute '{name}'")
+           "WORLD", "allgather", "amp", "barrier", "broadcast", "checkpoint", "checkpoint_sequential", "delay_param_initialization", "dp_barrier", "dp_rank",
+           "dp_size", "get_dp_group", "get_dp_process_group", "get_full_state_dict_from_sharded_data_parallel_checkpoint", "get_mp_group",
+           "get_mp_process_group", "get_pp_group", "get_pp_process_group", "get_rdp_group", "get_rdp_process_group", "get_tp_group", "get_tp_process_group",
+           "get_world_process_group", "init", "is_initialized", "is_tracing", "load", "local_rank", "local_size", "model_creation", "mp_barrier", "mp_rank",
+           "mp_size", "nn", "optimizers", "partition", "pp_rank", "pp_size", "rank", "rdp_rank", "rdp_size", "recv_from", "register_parameter",
+           "resume_from_checkpoint", "save", "save_checkpoint", "send", "set_activation_checkpointing", "set_partition", "set_tensor_parallelism", "size",
+           "state", "step", "tensor_parallelism", "tp_rank", "tp_register", "tp_register_with_module", "tp_size"]

@@ -13,7 +13,7 @@ from ..errors import ConfigError, StateError, UnsupportedError
 
 #: What smp's pipelines, and ours, are called in trireme.pipe.make_schedule(). "sequential" is ours: one micro-batch at
 #: a time, which any program can take.
-SCHEDULES = {"interleaved": "1f1b", "simple": "gpipe", "sequential": "sequential", "1f1b": "1f1b", "gpipe": "gpipe"}
+SCHEDULES = {"interleaved": "1f1b", "simple": "gpipe", "_only_forward": "gpipe", "sequential": "sequential", "1f1b": "1f1b", "gpipe": "gpipe"}
 _VARIABLE = "SM_HP_MP_PARAMETERS"
 
 
@@ -73,12 +73,14 @@ KEYS = {
     "skip_tracing": Key(_FLAG, False),
     "tensor_parallel_degree": Key(_COUNT, 1),
     "prescaled_batch": Key(_FLAG, False),
+    "delayed_parameter_initialization": Key(_FLAG, False),
     "ddp": Key(_FLAG, False),
     "ddp_port": Key(_PORT, None),
     "ddp_dist_backend": Key(_one_of("auto", "nccl", "gloo"), "auto"),
     # Accepted: what they ask for is so anyway.
     "deterministic_server": Key(_FLAG, False),
     "fast_mode": Key(_FLAG, False),
+    "static_mode": Key(_FLAG, False),
     "overlapping_allreduce": Key(_FLAG, True),
     "_match_weights": Key(_FLAG, False),
     "horovod": Key(_FLAG, False, _TENSORFLOW),
@@ -98,8 +100,6 @@ KEYS = {
     "sdp_hierarchical_allgather": Key(_FLAG, True),
     "offload_activations": Key(_FLAG, False),
     "activation_loading_horizon": Key(_COUNT, 4),
-    "delayed_parameter_initialization": Key(_FLAG, False, _LATER),
-    "static_mode": Key(_FLAG, False, _LATER),
     "checkpoint_attentions": Key(_FLAG, False, _LATER),
 }
 ALIASES = {"partitions": "pipeline_parallel_degree"}
@@ -169,8 +169,6 @@ def checked(options):
         key = ALIASES.get(name, name)
         if key not in KEYS:
             raise ConfigError(f"smp.init: there is no key `{name}`{_nearest(name)}; docs/smp.md has all keys")
-        if key == "pipeline" and value == "_only_forward":
-            raise UnsupportedError("smp.init: `pipeline` = \"_only_forward\" is not there yet; call the step function under torch.no_grad(), without model.backward()")
         if not KEYS[key].kind.takes(value):
             raise ConfigError(f"smp.init: `{name}` = {_shown(value)}; expected {KEYS[key].kind.expected}")
         if KEYS[key].refused and value != KEYS[key].default:

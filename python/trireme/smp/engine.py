@@ -27,6 +27,7 @@ class StepEngine(Engine):
     sums            whether gradients are summed over micro-batches, rather than averaged
     calls_per_step  step functions that run between two steps of the optimizer
     own_buffers     whether buffers stay each data-parallel rank's own, after they were rank 0's once
+    agreed          names of tensors that are rank 0's already, and without memory where another stage has them
     """
 
     _knows_micro_batch = False
@@ -34,11 +35,12 @@ class StepEngine(Engine):
     clips_otherwise = "gradients of an smp.DistributedModel are not in .grad; call optimizer.clip_master_grads(max_norm), which takes the norm of the whole model"
     steps_otherwise = "gradients of an smp.DistributedModel are not in .grad, so it would change nothing; give it to smp.DistributedOptimizer()"
 
-    def __init__(self, module, homes, *, sums=False, calls_per_step=1, own_buffers=False):
+    def __init__(self, module, homes, *, sums=False, calls_per_step=1, own_buffers=False, agreed=()):
         self.homes = _under_all_names(module, homes)
         self._pending = 0  # step functions with a backward pass since gradients were dropped or taken
         self._counted = 0  # gradients that these have given
         self._has_backward = False  # the step function that runs has called backward()
+        self._agreed = frozenset(agreed)
         self._has_standing = False  # the program has not dropped the gradients of the last optimizer.step()
         micro_batches = state.cfg.microbatches
         config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": micro_batches * calls_per_step, "gradient_clipping": 0.0,
@@ -66,7 +68,7 @@ class StepEngine(Engine):
     def _check_models(self, read):
         """Also lets every rank have rank 0's values: buffers that are no state are on every stage."""
         super()._check_models(read)
-        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        tensors = {name: tensor for named in (self.module.named_parameters(), self.module.named_buffers()) for name, tensor in named if name not in self._agreed}
         digests = [json.loads(text) for text in self.world.gather(json.dumps([core.digest(tensor.detach().contiguous()) for tensor in tensors.values()]))]
         for tensor, of_ranks in zip(tensors.values(), zip(*digests)):
             if len(set(of_ranks)) > 1:

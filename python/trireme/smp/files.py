@@ -22,7 +22,7 @@ from . import messages, ranks, states
 from .config import state
 
 _RECORD = "trireme_save.json"
-_WRITTEN = ".written"  # the end of the name under which a file of a save stands that has not ended
+WRITTEN = ".written"  #: the end of the name under which a file of a save stands that has not ended
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +46,8 @@ def save(obj, f, partial=True, pickle_module=python_pickle, pickle_protocol=2, v
     """
     path = _path("save", f)
     if not partial:
-        with _replacing(path) as written:
-            _write(obj, written, pickle_module, pickle_protocol)
+        with replacing(path) as written:
+            write(obj, written, pickle_module, pickle_protocol)
         return
     is_shard = states.has_shard(obj)
     if ranks.rdp_rank() != 0 and not is_shard:
@@ -58,21 +58,21 @@ def save(obj, f, partial=True, pickle_module=python_pickle, pickle_protocol=2, v
     own = _file_at(path, place)
     failure = None
     try:
-        _write(obj, own + _WRITTEN, pickle_module, pickle_protocol, _Record(name, len(members), members.index(ranks.rank())))
+        write(obj, own + WRITTEN, pickle_module, pickle_protocol, _Record(name, len(members), members.index(ranks.rank())))
     except Exception as error:  # pylint: disable=broad-exception-caught
         failure = error
     told = messages.of_all("save", {"path": path, "failure": failure and f"{type(failure).__name__}: {failure}"}, members)
     failed = {member: one["failure"] for member, one in zip(members, told) if one["failure"]}
     if failed or len({one["path"] for one in told}) > 1:
         with contextlib.suppress(OSError):
-            os.remove(own + _WRITTEN)
+            os.remove(own + WRITTEN)
         if failure is not None:
             raise failure
         if failed:
             raise IoError(f"smp.save({f!r}): nothing was saved, since rank {next(iter(failed))} failed: {next(iter(failed.values()))}")
         raise ConfigError(f"smp.save: ranks {members} save as {sorted({one['path'] for one in told})}; a save has one name")
-    os.replace(own + _WRITTEN, own)
-    _sync_folder(own)
+    os.replace(own + WRITTEN, own)
+    sync_folder(own)
     places = messages.of_all("save", list(place), members)  # all have their names
     if members[0] == ranks.rank():
         _remove_more(path, {tuple(one) for one in places})
@@ -90,12 +90,12 @@ def load(f, map_location=None, pickle_module=None, pickle_load_args=None, partia
     path = _path("load", f)
     arguments = {"map_location": map_location, "pickle_module": pickle_module, **(pickle_load_args or {}), **more}
     if not partial:
-        return _read(path, arguments)
+        return read(path, arguments)
     files, are_shards = _files_of(path)
     members = ranks.get_whole_group() if are_shards else ranks.get_mp_group()
     if len(files) == len(members) and not (are_shards and state.cfg.zero_stage == 0):
-        return _read(files[members.index(ranks.rank())], arguments)
-    return _merged([_read(one, arguments) for one in files])
+        return read(files[members.index(ranks.rank())], arguments)
+    return _merged([read(one, arguments) for one in files])
 
 
 def _path(call, f):
@@ -105,19 +105,23 @@ def _path(call, f):
 
 
 @contextlib.contextmanager
-def _replacing(path):
-    """The name under which to write what stands as `path` when this ends."""
-    written = f"{path}.{uuid.uuid4().hex}{_WRITTEN}"
+def replacing(path):
+    """With it: the name under which to write what stands as `path` when this ends."""
+    written = f"{path}.{uuid.uuid4().hex}{WRITTEN}"
     try:
         yield written
         os.replace(written, path)
-        _sync_folder(path)
+        sync_folder(path)
     finally:
         with contextlib.suppress(OSError):
             os.remove(written)
 
 
-def _write(obj, path, pickle_module, pickle_protocol, record=None):
+def write(obj, path, pickle_module=python_pickle, pickle_protocol=2, record=None, call="smp.save"):
+    """torch.save() of `obj` as `path`, on disk when it returns, with the fields of `record` beside it.
+
+    Raises  IoError: it could not be written; there is no `path` then.
+    """
     try:
         with open(path, "w+b") as file:
             torch.save(obj, file, pickle_module=pickle_module, pickle_protocol=pickle_protocol)
@@ -130,14 +134,15 @@ def _write(obj, path, pickle_module, pickle_protocol, record=None):
     except (OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):
             os.remove(path)
-        raise IoError(f"smp.save: '{path}' could not be written: {error}; what stood there before is as it was") from error
+        raise IoError(f"{call}: '{path}' could not be written: {error}; what stood there before is as it was") from error
     except BaseException:
         with contextlib.suppress(OSError):
             os.remove(path)
         raise
 
 
-def _sync_folder(path):
+def sync_folder(path):
+    """Makes the names in the folder of `path` last."""
     folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -149,7 +154,7 @@ def _remove_more(path, places):
     """Files of an earlier save, by other ranks, that would be taken for parts of this one, which has those of
     `places`."""
     for place, one in _numbered(path, "").items():
-        if place not in places and _record_of(one) is not None:
+        if place not in places and record_of(one) is not None:
             os.remove(one)
 
 
@@ -167,14 +172,14 @@ def _numbered(path, end):
     return found
 
 
-def _record_of(path):
-    """The _Record of a file; None: it has none. Raises CheckpointError: it is damaged."""
+def record_of(path, kind=_Record, call="smp.load"):
+    """The record of a file, a `kind`; None: it has none. Raises CheckpointError: it is damaged."""
     try:
         with zipfile.ZipFile(path) as archive:
             name = next((name for name in archive.namelist() if name.endswith(f"/{_RECORD}")), None)
-            return None if name is None else _Record(**json.loads(archive.read(name)))
+            return None if name is None else kind(**json.loads(archive.read(name)))
     except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"smp.load: '{path}' is damaged, or no file of torch.save(): {error}; take another save") from error
+        raise CheckpointError(f"{call}: '{path}' is damaged, or no file of torch.save(): {error}; take another save") from error
 
 
 def _files_of(path):
@@ -184,16 +189,16 @@ def _files_of(path):
     if not files:
         raise CheckpointError(f"smp.load: there is no '{path}_0'" + (f"; '{path}' is a full save, which partial=False reads" if os.path.isfile(path) else
                                                                       ", the first file of a partial save; give the name that smp.save() was given"))
-    records = {one: _record_of(one) for one in files.values()}
+    records = {one: record_of(one) for one in files.values()}
     if all(record is None for record in records.values()):  # smp's own
         absent = [place for place in itertools.product(*(range(most + 1) for most in map(max, zip(*files, strict=True)))) if place not in files]
         if absent:
             raise CheckpointError(f"smp.load: '{_file_at(path, absent[0])}' is missing; there are {', '.join(map(os.path.basename, sorted(files.values())))}")
         return [files[place] for place in sorted(files)], len(next(iter(files))) == 3
     written = {}
-    for one in _numbered(path, _WRITTEN).values():  # of a save that was interrupted, perhaps while it was written
+    for one in _numbered(path, WRITTEN).values():  # of a save that was interrupted, perhaps while it was written
         with contextlib.suppress(CheckpointError):
-            written[one] = _record_of(one)
+            written[one] = record_of(one)
     of_saves = {}
     for one, record in [*written.items(), *records.items()]:  # names that a save has taken come last
         if record is not None:
@@ -212,12 +217,12 @@ def _listed(records):
 
 def _advice(whole):
     for name, one in whole.items():
-        moves = [f"mv {file} {file.removesuffix(_WRITTEN)}" for file in one["files"].values() if file.endswith(_WRITTEN)]
+        moves = [f"mv {file} {file.removesuffix(WRITTEN)}" for file in one["files"].values() if file.endswith(WRITTEN)]
         return f"Save {name[:8]} is whole: " + (f"its last files have not got their names; {'; '.join(moves)}" if moves else "remove the files of the others")
     return "None of them is whole; take another one"
 
 
-def _read(path, arguments):
+def read(path, arguments):
     try:
         return torch.load(path, **arguments)
     except FileNotFoundError as error:

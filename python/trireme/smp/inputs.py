@@ -6,13 +6,15 @@ may give empty tensors.
 import ast
 import collections.abc
 import dataclasses
+import io
 import json
 
 import torch
+from torch.utils.data import DataLoader
 
 from .._native import core
 from ..device import local_device
-from ..errors import StateError
+from ..errors import StateError, UnsupportedError
 from . import messages, ranks
 from .config import state
 from .containers import rebuilt
@@ -44,6 +46,8 @@ class Description:
             return {"kind": _kind(value), "items": [self._of(inner) for inner in value]}
         if isinstance(value, (set, frozenset)):
             return {"kind": _kind(value), "items": self._in_order(value)}
+        if isinstance(value, (DataLoader, collections.abc.Iterator)) and not isinstance(value, io.IOBase):
+            raise UnsupportedError(f"smp.step: an argument is a {_kind(value)}, of which each micro-batch would take the next items; give the batch that it gives")
         return {"object": _kind(value)}
 
     def _in_order(self, members):

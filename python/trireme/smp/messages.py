@@ -25,6 +25,11 @@ def pickles_anything():
     _Trust.pickles_anything = True
 
 
+def trusts_pickle():
+    """Whether pickles_anything() was called."""
+    return _Trust.pickles_anything
+
+
 class CommGroup(enum.Enum):
     """Groups of ranks, of which each rank is in one of each kind."""
 

@@ -12,7 +12,7 @@ from .. import agreement
 from .. import ranks as world_ranks
 from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
 from ..log import logger
-from . import casts, entries, inside, offload, program, ranks, readers, states, trace
+from . import casts, delayed, entries, inside, offload, program, ranks, readers, states, trace
 from .config import state
 from .engine import StepEngine
 from .nn import queries
@@ -44,6 +44,9 @@ class DistributedModel(torch.nn.Module):
 
     trace_device                        "gpu" or "cpu"; the trace needs no memory but where values decide, and runs
                                         where the arguments are then
+    trace_execution_times               True: the partition goes by the seconds of operators on rank 0, where the model
+                                        runs twice with values; another partition may come out in each run
+    trace_memory_usage                  True: it goes by the results that a backward pass needs, rather than all
     average_grads_across_microbatches   False: gradients are the sum over micro-batches
     backward_passes_per_step            step functions that run between two steps of the optimizer; their gradients are
                                         added up
@@ -62,8 +65,12 @@ class DistributedModel(torch.nn.Module):
         if trace_device not in ("gpu", "cpu"):
             raise ConfigError(f"smp.DistributedModel(trace_device={trace_device!r}): expected \"gpu\" or \"cpu\"")
         for name, value in (("trace_execution_times", trace_execution_times), ("trace_memory_usage", trace_memory_usage)):
-            if value is not False:
-                raise UnsupportedError(f"smp.DistributedModel({name}={value!r}) is not there yet; leave it out")
+            if not isinstance(value, bool):
+                raise ConfigError(f"smp.DistributedModel({name}={value!r}): expected True or False")
+            if value and state.cfg.skip_tracing:
+                raise ConfigError(f"smp.DistributedModel({name}=True): `skip_tracing` of smp.init() is true, so nothing is measured; leave one of them out")
+        if trace_execution_times and trace_device == "cpu":
+            raise ConfigError("smp.DistributedModel(trace_execution_times=True, trace_device=\"cpu\"): times are those of the device that trains; leave one of them out")
         if not isinstance(backward_passes_per_step, int) or isinstance(backward_passes_per_step, bool) or backward_passes_per_step < 1:
             raise ConfigError(f"smp.DistributedModel(backward_passes_per_step={backward_passes_per_step!r}): expected a whole number of 1 or more")
         if not isinstance(broadcast_buffers, bool):
@@ -74,9 +81,11 @@ class DistributedModel(torch.nn.Module):
         self.module = module
         self._options = {"sums": not average_grads_across_microbatches, "calls_per_step": backward_passes_per_step, "own_buffers": not broadcast_buffers}
         agreement.check(state.world, {"broadcast_buffers": broadcast_buffers}, "smp.DistributedModel")
+        self._measures = {"times": trace_execution_times, "memory": trace_memory_usage}
         self._after_partition, self._after_step = collections.OrderedDict(), collections.OrderedDict()
         self.__dict__["_engine"] = None  # not one of the model's modules
         self._is_plain = False  # cpu() has been called
+        self._waiting = []  # state dicts for tensors without memory, and whether they have to fit
         self._watching = contextlib.ExitStack()  # of modules that begin and end
         program.set_model(self)
         if ranks.pp_size() == 1:
@@ -107,8 +116,10 @@ class DistributedModel(torch.nn.Module):
         inside.PATCHES.apply()
         if state.cfg.half is not None and any(parameter.dtype == casts.half_type() for parameter in self.module.parameters()):
             args, kwargs = casts.inputs((args, kwargs or {}))
-        homes = _decided(self.module, args, kwargs)
-        self.__dict__["_engine"] = StepEngine(self.module, homes, **self._options)
+        homes = _decided(self.module, args, kwargs, self._measures)
+        absent = delayed.names_of(self.module)
+        delayed.give(self.module, trace.homed_tensors(self.module), homes, ranks.pp_rank())
+        self.__dict__["_engine"] = StepEngine(self.module, homes, agreed=absent, **self._options)
         if ranks.pp_size() > 1:
             self._watching = entries.watch(self.module, self._engine)
         if ranks.pp_size() > 1:
@@ -116,6 +127,9 @@ class DistributedModel(torch.nn.Module):
         optimizer = program.optimizer_or_none()
         if optimizer is not None and (waiting := program.take_waiting_states(optimizer)) is not None:
             states.load_optimizer(optimizer, waiting, self._engine)
+        for state_dict, strict in self._waiting:
+            self.load_state_dict(state_dict, strict)
+        self._waiting.clear()
         for hook in list(self._after_partition.values()):
             hook(self, program.optimizer_or_none())
 
@@ -165,6 +179,8 @@ class DistributedModel(torch.nn.Module):
             raise UnsupportedError(inside.no_graph("DistributedModel.backward()"))
         if program.running() is None:
             raise StateError("DistributedModel.backward(): a call outside of a @smp.step function; put the forward pass and this call into one")
+        if state.cfg.pipeline == "_only_forward":
+            raise StateError("DistributedModel.backward(): `pipeline` = \"_only_forward\" of smp.init() has step functions without backward passes; leave that out to train")
         engine = self.engine("DistributedModel.backward()")
         roots = _listed(tensors)
         gradients = [None] * len(roots) if grad_tensors is None else _listed(grad_tensors)
@@ -249,10 +265,15 @@ class DistributedModel(torch.nn.Module):
 
     def load_state_dict(self, state_dict, strict=True, same_partition_load=False):
         """The module's, of a whole state dict, or of one of each stage, of whatever partition; with
-        `same_partition_load` of one that was saved of this stage. Collective over the stages where it is partial.
+        `same_partition_load` of one that was saved of this stage. Collective over the stages where it is partial. Where
+        tensors have no memory before they get their homes, it waits for that.
 
         Returns what the module's does. Raises  ShapeError, StateError: it does not fit.
         """
+        if not self.partitioned and delayed.names_of(self.module):
+            states.check_fits(self.module, state_dict, strict)
+            self._waiting.append((state_dict, strict))
+            return torch.nn.modules.module._IncompatibleKeys([], [])  # pylint: disable=protected-access
         homes, stage = (self._engine.homes, self._engine.stage) if self.partitioned else ({}, 0)
         if states.is_partial(state_dict) and not (same_partition_load and self.partitioned and ranks.tp_size() == 1):
             state_dict = states.joined("DistributedModel.load_state_dict()", state_dict, homes, stage)
@@ -327,15 +348,15 @@ def _check_module(module):
         if hasattr(inner, "fsdp_wrap"):
             raise UnsupportedError(f"smp.DistributedModel: {where} was given to fully_shard(), which shards its parameters; leave that out")
     if absent := next((name for name, tensor in module.named_parameters() if tensor.is_meta), None):
-        raise UnsupportedError(f"smp.DistributedModel: '{absent}' is on the device \"meta\", and delayed initialisation is not there yet; make the module with values")
+        raise UnsupportedError(f"smp.DistributedModel: '{absent}' is on the device \"meta\", where no initial values are known; make the module inside of smp.delay_param_initialization()")
 
 
-def _decided(module, args, kwargs):
+def _decided(module, args, kwargs, measures):
     """Rank 0's homes. Collective. Raises  what rank 0 raises there, StateError elsewhere."""
     told, failure = None, None
     if state.world.rank == 0:
         try:
-            told = {"homes": homes_of(module, args, kwargs, limit_bytes=_bytes_of_a_rank())}
+            told = {"homes": homes_of(module, args, kwargs, limit_bytes=_bytes_of_a_rank(), **measures)}
         except Exception as error:  # pylint: disable=broad-exception-caught
             failure, told = error, {"failure": f"{type(error).__name__}: {error}"}
     told = json.loads(state.world.gather(json.dumps(told))[0])

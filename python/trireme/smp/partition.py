@@ -40,21 +40,18 @@ def set_partition(module, index):
 
 
 def register_parameter(module, p):
-    """Accepted: a parameter is known wherever it is used, by whatever module.
-
-    Raises  ConfigError: `module` is no module, `p` no parameter.
-    """
-    for value, kind in ((module, torch.nn.Module), (p, torch.nn.Parameter)):
-        if not isinstance(value, kind):
-            raise ConfigError(f"smp.register_parameter: {type(value).__name__} is no torch.nn.{kind.__name__}")
+    """Accepted: a parameter may be used outside of its module anyway. Raises ConfigError: it is none, or `module`."""
+    if not isinstance(module, torch.nn.Module) or not isinstance(p, torch.nn.Parameter):
+        raise ConfigError(f"smp.register_parameter({type(module).__name__}, {type(p).__name__}): expected a torch.nn.Module and a torch.nn.Parameter")
 
 
-def homes_of(module, args=(), kwargs=None, *, limit_bytes):
+def homes_of(module, args=(), kwargs=None, *, limit_bytes, times=False, memory=False):
     """{name of a parameter or persistent buffer: its stage}; tied ones stand under their first name. Rank 0 logs it.
 
     By the program's placement where `auto_partition` is false; else by a trace of module(*args, **kwargs).
 
     limit_bytes     the memory of a rank
+    times, memory   whether seconds of operators, and what a backward pass needs, are measured
 
     Raises  ConfigError: no cut stays within the memory of a rank; what the module itself raises.
     """
@@ -64,7 +61,7 @@ def homes_of(module, args=(), kwargs=None, *, limit_bytes):
     elif cfg.pipeline_parallel_degree == 1:
         homes = dict.fromkeys(trace.homed_tensors(module), 0)
     else:
-        found = trace.by_registration(module) if cfg.skip_tracing else trace.traced(module, args, kwargs or {})
+        found = trace.by_registration(module) if cfg.skip_tracing else trace.traced(module, args, kwargs or {}, times=times, memory=memory)
         homes = cut(module, found, limit_bytes)
     if state.world.rank == 0:
         logger.info(assignments_text(module, homes, cfg.pipeline_parallel_degree))

@@ -2,8 +2,12 @@
 from .. import agreement, ranks as world_ranks
 from .._native import core
 from ..errors import StateError
+from ..log import logger
 from . import config, messages
 from .config import state
+
+# Variables of smp's own transport, which is not the library's.
+_OF_TRANSPORT = ("SMP_NCCL_THROTTLE_LIMIT", "SMP_DISABLE_D2D", "SMP_D2D_GPU_BUFFER_SIZE_BYTES")
 
 
 def init(cfg_dict=None):
@@ -28,3 +32,6 @@ def init(cfg_dict=None):
                           cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree)
     state.set(cfg=cfg, world=world, topology=topology, place={axis: topology.position_of(world.rank, axis) for axis in ("data", "pipe", "tensor")})
     messages.make_groups()
+    if world.rank == 0 and (given := [name for name in _OF_TRANSPORT if core.environment(name) is not None]):
+        logger.info("smp.init: %s of the environment, for smp's own transport, change%s nothing: a stage sends what the next one needs, as soon as it has it",
+                    ", ".join(given), "s" if len(given) == 1 else "")

@@ -92,6 +92,15 @@ def load(module, state_dict, strict, engine):
     return type(loaded)(missing, loaded.unexpected_keys)
 
 
+def check_fits(module, state_dict, strict):
+    """Raises  ShapeError, StateError: a whole state dict, or the shapes of a partial one, do not fit."""
+    given = {name: value for name, value in state_dict.items() if name != PARTIAL}
+    expected = module.state_dict(keep_vars=True)
+    _check_shapes(given, expected)
+    if strict:
+        _check_names([] if is_partial(state_dict) else [name for name in expected if name not in given], [name for name in given if name not in expected])
+
+
 def _check_shapes(given, expected):
     different = [f"'{name}' is {list(value.shape)}, and {list(expected[name].shape)} in the model" for name, value in given.items()
                  if isinstance(value, torch.Tensor) and isinstance(expected.get(name), torch.Tensor) and value.shape != expected[name].shape]

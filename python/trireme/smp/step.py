@@ -64,7 +64,7 @@ class Step:
             batches, rows = samples.joined(self._name, self._splitter, batches)
         if not model.partitioned:
             self._partition(model, batches)
-        with _without_inference_mode():
+        with _without_inference_mode(), torch.no_grad() if state.cfg.pipeline == "_only_forward" else contextlib.nullcontext():
             return self._run(model, batches, rows)
 
     def _partition(self, model, batches):

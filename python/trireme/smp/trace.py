@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import random
 import sys
+import time
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -43,8 +44,9 @@ class Atom:
     tensors: list = dataclasses.field(default_factory=list)  # names of parameters and persistent buffers
     state_bytes: int = 0  # of them, with gradients and optimizer states
     flops: int = 0
+    seconds: float = 0.0  # of its operators, where these were measured
     moved_bytes: int = 0  # of operators without a count of FLOPs, mostly those by element
-    output_bytes: int = 0  # of all results that are new, per micro-batch
+    output_bytes: int = 0  # of all results that are new, per micro-batch; measured: of those that a backward pass needs
     crossing_bytes: int = 0  # what later atoms need of this one and those before, or the other way round
     is_left_for_good: bool = True  # nothing is computed with it, or those before, after a later atom
 
@@ -68,12 +70,13 @@ class Trace:
     """The atoms of a model, in the order of the program."""
 
     atoms: list
+    has_seconds: bool = False  # they were measured
 
     def costs(self, memory_weight, open_micro_batches):
         """Costs of the atoms: memory_weight · its share of the memory + (1 - memory_weight) · its share of the time, as
         whole numbers."""
         memory = [atom.bytes(open_micro_batches) for atom in self.atoms]
-        times = [atom.time for atom in self.atoms]
+        times = [atom.seconds if self.has_seconds else atom.time for atom in self.atoms]
         of_memory, of_time = sum(memory) or 1, sum(times) or 1
         return [round(_COST * (memory_weight * own / of_memory + (1 - memory_weight) * time / of_time)) for own, time in zip(memory, times)]
 
@@ -96,15 +99,25 @@ def by_registration(module):
     return _completed(homed_tensors(module), [])
 
 
-def traced(module, args, kwargs, device=None):
+def traced(module, args, kwargs, device=None, *, times=False, memory=False):
     """The Trace of module(*args, **kwargs). On the device "meta", which needs neither memory nor time; where values
     decide what is computed, with them, on `device` (None: where they are). With a graph where gradients are on, as a
     forward may hang hooks on it, but without the activations that it would keep.
+
+    times   whether seconds of operators are measured, in a second run, as the first one makes and loads what is not
+            there yet
+    memory  whether results that autograd keeps are counted, rather than all
 
     Buffers, generators and attributes of modules are as before afterwards.
 
     Raises  what the module raises.
     """
+    for _ in range(times + (times or memory) - 1):
+        with _put_back(module):
+            _run(module, args, kwargs, device)
+    if times or memory:
+        with _put_back(module):
+            return _run(module, args, kwargs, device, times, memory)
     with _put_back(module):
         try:
             return _run(module, args, kwargs, "meta")
@@ -115,7 +128,7 @@ def traced(module, args, kwargs, device=None):
         return _run(module, args, kwargs, device)
 
 
-def _run(module, args, kwargs, device):
+def _run(module, args, kwargs, device, times=False, memory=False):
     is_meta = device == "meta"
     # The order of named_parameters() is that of registration; tied ones come once.
     homed = homed_tensors(module)
@@ -140,19 +153,19 @@ def _run(module, args, kwargs, device):
     with torch.no_grad():
         tensors = {name: stand_in(tensor) for name, tensor in given.items()}
     args, kwargs = pytree.tree_map(of_call, (tuple(args), dict(kwargs)))
-    recorder = _Recorder({name: tensors[name] for name in homed})
+    recorder = _Recorder({name: tensors[name] for name in homed}, times)
     _tracing.append(module)
     try:
-        with torch.device("meta") if is_meta else _keeping_nothing(), _seen_by(recorder, module), _Attention(recorder), recorder:
+        with torch.device("meta") if is_meta else _keeping_nothing(recorder.keep if memory else None), _seen_by(recorder, module), _Attention(recorder), recorder:
             torch.func.functional_call(module, tensors, args, kwargs)
     finally:
         _tracing.pop()
-    return _completed(homed, recorder.finish())
+    return dataclasses.replace(_completed(homed, recorder.finish(memory)), has_seconds=times)
 
 
-def _keeping_nothing():
-    """No backward pass follows, so that what autograd saves for one need not live."""
-    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: None)
+def _keeping_nothing(see=None):
+    """No backward pass follows, so that what autograd saves for one need not live. `see` is called with it."""
+    return torch.autograd.graph.saved_tensors_hooks(see or (lambda tensor: None), lambda nothing: None)
 
 
 @contextlib.contextmanager
@@ -179,6 +192,7 @@ class _Value:
         self.storage = StorageWeakRef(storage)  # while it is here no other one gets its address
         self.atom, self.born = atom, born
         self.first, self.last, self.crossing_bytes = atom, atom, 0
+        self.is_kept = False  # a backward pass needs it
 
 
 class _Attention(TorchFunctionMode):
@@ -203,8 +217,10 @@ class _Recorder(TorchDispatchMode):
     argument that was made last. What depends on no parameter is computed on every stage, and counts for none.
     """
 
-    def __init__(self, tensors):
+    def __init__(self, tensors, times=False):
         super().__init__()
+        self._times = times  # whether operators are measured
+        self._kept = {}  # bytes of results that a backward pass needs, by atom
         self._names = {_key(tensor): name for name, tensor in tensors.items()}
         self._is_parameter = {name: isinstance(tensor, torch.nn.Parameter) for name, tensor in tensors.items()}
         self._atoms, self._atom_of, self._first_of = [], {}, {}  # by name of a tensor, of a module
@@ -241,7 +257,7 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        result, seconds = _measured(func, args, kwargs) if self._times else (func(*args, **kwargs), 0.0)
         self._count += 1
         arguments = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _has_memory(leaf)]
         keys = [_key(argument) for argument in arguments]
@@ -256,6 +272,7 @@ class _Recorder(TorchDispatchMode):
             atom = self._entered[-1] if self._entered else max(values, key=lambda value: value.born).atom
         else:
             return result
+        self._atoms[atom].seconds += seconds
         self._reach(atom)
         for argument, key in zip(arguments, keys):
             if key in self._values:
@@ -279,8 +296,17 @@ class _Recorder(TorchDispatchMode):
             passed.is_left_for_good = False
         self._furthest = max(self._furthest, atom)
 
-    def finish(self):
-        """The atoms, with what crosses behind each."""
+    def keep(self, tensor):
+        """A backward pass needs it: memory of the atom that made it, once."""
+        value = self._values.get(_key(tensor)) if _has_memory(tensor) else None
+        if value is not None and not value.is_kept:
+            value.is_kept = True
+            self._kept[value.atom] = self._kept.get(value.atom, 0) + tensor.untyped_storage().nbytes()
+
+    def finish(self, by_kept=False):
+        """The atoms, with what crosses behind each; `by_kept`: their results are those that a backward pass needs."""
+        for index, atom in enumerate(self._atoms if by_kept else ()):
+            atom.output_bytes = self._kept.get(index, 0)
         for value in self._values.values():
             for index in range(value.first, value.last):
                 self._atoms[index].crossing_bytes += value.crossing_bytes
@@ -334,6 +360,18 @@ def _completed(homed, atoms):
         atoms[index].state_bytes += tensor.numel() * (_STATE_BYTES.get(tensor.element_size(), 20) if tensor.requires_grad else tensor.element_size())
         before = index
     return Trace(atoms)
+
+
+def _measured(func, args, kwargs):
+    """(the result of an operator, seconds that it took)"""
+    on_gpu = any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in pytree.tree_leaves((args, kwargs)))
+    if on_gpu:
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    result = func(*args, **kwargs)
+    if on_gpu:
+        torch.cuda.synchronize()
+    return result, time.perf_counter() - begin
 
 
 def _has_memory(value):
