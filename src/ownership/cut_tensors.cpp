@@ -65,11 +65,10 @@ uint64_t CutTensors::cut_of(const at::Tensor& tensor) const {
 
 void CutTensors::note_result(const at::Tensor& result, const Key& key, int number, const ToldTensor& told) {
   if (!told.is_defined || told.is_argument >= 0) return;
-  const bool is_view = told.shares_with >= 0;
-  if (!is_view && told.cut == 0) return;
-  const uint64_t of_view = is_view ? mix64(key.first ^ key.second) + static_cast<uint64_t>(number) : 0;
-  uint64_t hash = mix64(of_view ^ told.cut);
-  if (!is_view)
+  uint64_t hash = told.cut;
+  if (told.shares_with >= 0)
+    hash = mix64(hash ^ mix64(key.first ^ key.second)) + static_cast<uint64_t>(number);
+  else
     for (const int64_t stride : told.strides) hash = mix64(hash + static_cast<uint64_t>(stride));
   note(result, hash);
 }
@@ -82,23 +81,21 @@ void CutTensors::note_owned(const at::Tensor& tensor, const std::string& name) {
 
 void CutTensors::note(const at::Tensor& tensor, uint64_t hash) {
   if (makers_.size() >= most_) {
-    std::erase_if(makers_, [](const auto& entry) { return entry.second.tensor.expired(); });
-    std::erase_if(of_places_, [](const auto& entry) { return entry.second.storage.expired(); });
+    std::erase_if(makers_, [](const auto& entry) { return entry.second.storage.expired(); });
     most_ = std::max<size_t>(most_, makers_.size() * 2);
   }
-  makers_.insert_or_assign(
-      tensor.unsafeGetTensorImpl(),
-      Maker{c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr()), hash});
-  of_places_.insert_or_assign(place_of(tensor), MakerOfPlace{local_of(tensor).storage().getWeakStorageImpl(), hash});
+  const uint64_t place = place_of(tensor);
+  const auto found = makers_.find(place);
+  if (found != makers_.end() && found->second.storage._unsafe_get_target() == storage_of(tensor) &&
+      !found->second.storage.expired())
+    return;
+  makers_.insert_or_assign(place, Maker{local_of(tensor).storage().getWeakStorageImpl(), hash});
 }
 
 std::optional<uint64_t> CutTensors::maker_of(const at::Tensor& tensor) const {
-  const auto found = makers_.find(tensor.unsafeGetTensorImpl());
-  if (found != makers_.end()) return found->second.hash;
-  if (of_places_.empty()) return std::nullopt;
-  const auto alike = of_places_.find(place_of(tensor));
-  const bool is_found = alike != of_places_.end() && alike->second.storage._unsafe_get_target() == storage_of(tensor);
-  return is_found ? std::optional(alike->second.hash) : std::nullopt;
+  const auto found = makers_.find(place_of(tensor));
+  const bool is_found = found != makers_.end() && found->second.storage._unsafe_get_target() == storage_of(tensor);
+  return is_found ? std::optional(found->second.hash) : std::nullopt;
 }
 
 uint64_t CutTensors::place_of(const at::Tensor& tensor) const {

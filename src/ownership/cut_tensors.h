@@ -21,7 +21,7 @@ namespace trireme::ownership {
 ///
 /// Strides of a view of a part are those of a dense whole, and not those that the same view of the whole has, and how a
 /// part is cut its stage alone knows. So the maker of a tensor stands for these where stages compare calls: of a view
-/// the call that made it, of a part the cut that its stage has told, of what a stage owns its name.
+/// the call that made it, of a result its sizes and the cut that its stage has told, of what a stage owns its name.
 class CutTensors {
  public:
   explicit CutTensors(CutActivations& cuts) : cuts_(cuts) {}
@@ -47,16 +47,12 @@ class CutTensors {
   void note_result(const at::Tensor& result, const Key& key, int number, const ToldTensor& told);
   /// The parameter or buffer `name`.
   void note_owned(const at::Tensor& tensor, const std::string& name);
-  /// Nothing: it is neither a view of a stage's tensor nor a part. A tensor that was saved, and is another object by
-  /// now, is known by its place.
+  /// By its memory, offset, sizes and strides: what was saved is another object afterwards. A view that is all of a
+  /// tensor has that one's. Nothing: it is of no stage.
   std::optional<uint64_t> maker_of(const at::Tensor& tensor) const;
 
  private:
   struct Maker {
-    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;
-    uint64_t hash;
-  };
-  struct MakerOfPlace {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     uint64_t hash;
   };
@@ -64,8 +60,7 @@ class CutTensors {
   uint64_t place_of(const at::Tensor& tensor) const;
 
   CutActivations& cuts_;
-  std::unordered_map<const c10::TensorImpl*, Maker> makers_;
-  std::unordered_map<uint64_t, MakerOfPlace> of_places_;  ///< by memory, offset, sizes and strides
+  std::unordered_map<uint64_t, Maker> makers_;  ///< by place
   size_t most_ = 1024;  ///< entries, until dead ones are dropped
 };
 
