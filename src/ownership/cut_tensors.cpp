@@ -8,6 +8,7 @@
 #include "trireme/activations/part_tensor.h"
 #include "trireme/base/error.h"
 #include "trireme/base/mix64.h"
+#include "trireme/intercept.h"
 
 namespace trireme::ownership {
 
@@ -63,14 +64,30 @@ uint64_t CutTensors::cut_of(const at::Tensor& tensor) const {
   return hash;
 }
 
-void CutTensors::note_result(const at::Tensor& result, const Key& key, int number, const ToldTensor& told) {
-  if (!told.is_defined || told.is_argument >= 0) return;
-  uint64_t hash = told.cut;
-  if (told.shares_with >= 0)
-    hash = mix64(hash ^ mix64(key.first ^ key.second)) + static_cast<uint64_t>(number);
-  else
-    for (const int64_t stride : told.strides) hash = mix64(hash + static_cast<uint64_t>(stride));
-  note(result, hash);
+CutTensors::Makers CutTensors::makers_of(c10::ArrayRef<c10::IValue> arguments) const {
+  Makers makers;
+  for_each_tensor(arguments, [&](const at::Tensor& tensor) {
+    makers.push_back(tensor.defined() ? maker_of(tensor) : std::nullopt);
+  });
+  return makers;
+}
+
+void CutTensors::note_results(const std::vector<at::Tensor>& results, const Key& key, const ToldCall& told,
+                              const Makers& makers) {
+  size_t number = 0;
+  for (const ToldCall::Return& result : told.returns)
+    for (const ToldTensor& one : result.tensors) {
+      const at::Tensor& tensor = results[number++];
+      if (!one.is_defined || one.is_argument >= 0) continue;
+      uint64_t hash = one.cut;
+      if (one.shares_with < 0)
+        for (const int64_t stride : one.strides) hash = mix64(hash + static_cast<uint64_t>(stride));
+      else if (one.is_all && makers[one.shares_with])
+        hash = *makers[one.shares_with];
+      else
+        hash = mix64(hash ^ mix64(key.first ^ key.second)) + number;
+      note(tensor, hash);
+    }
 }
 
 void CutTensors::note_owned(const at::Tensor& tensor, const std::string& name) {
@@ -81,20 +98,23 @@ void CutTensors::note_owned(const at::Tensor& tensor, const std::string& name) {
 
 void CutTensors::note(const at::Tensor& tensor, uint64_t hash) {
   if (makers_.size() >= most_) {
-    std::erase_if(makers_, [](const auto& entry) { return entry.second.storage.expired(); });
+    std::erase_if(makers_, [](const auto& entry) { return entry.second.tensor.expired(); });
+    std::erase_if(of_places_, [](const auto& entry) { return entry.second.storage.expired(); });
     most_ = std::max<size_t>(most_, makers_.size() * 2);
   }
+  makers_.insert_or_assign(
+      tensor.unsafeGetTensorImpl(),
+      Maker{c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr()), hash});
   const uint64_t place = place_of(tensor);
-  const auto found = makers_.find(place);
-  if (found != makers_.end() && found->second.storage._unsafe_get_target() == storage_of(tensor) &&
-      !found->second.storage.expired())
-    return;
-  makers_.insert_or_assign(place, Maker{local_of(tensor).storage().getWeakStorageImpl(), hash});
+  const auto found = of_places_.find(place);
+  if (found != of_places_.end() && !found->second.storage.expired()) return;
+  of_places_.insert_or_assign(place, MakerOfPlace{local_of(tensor).storage().getWeakStorageImpl(), hash});
 }
 
 std::optional<uint64_t> CutTensors::maker_of(const at::Tensor& tensor) const {
-  const auto found = makers_.find(place_of(tensor));
-  const bool is_found = found != makers_.end() && found->second.storage._unsafe_get_target() == storage_of(tensor);
+  if (const auto found = makers_.find(tensor.unsafeGetTensorImpl()); found != makers_.end()) return found->second.hash;
+  const auto found = of_places_.find(place_of(tensor));
+  const bool is_found = found != of_places_.end() && found->second.storage._unsafe_get_target() == storage_of(tensor);
   return is_found ? std::optional(found->second.hash) : std::nullopt;
 }
 
@@ -103,7 +123,7 @@ uint64_t CutTensors::place_of(const at::Tensor& tensor) const {
   uint64_t hash = mix64(reinterpret_cast<uintptr_t>(storage_of(local)) ^ static_cast<uint64_t>(local.storage_offset()));
   for (const int64_t size : geometry_of(tensor).sizes) hash = mix64(hash + static_cast<uint64_t>(size));
   for (const int64_t stride : local.strides()) hash = mix64(hash + static_cast<uint64_t>(stride));
-  return hash;
+  return hash ^ cut_of(tensor);  // the same elements of a rank may be cut in two ways
 }
 
 }  // namespace trireme::ownership

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "ownership/sizes.h"
 #include "trireme/activations/cut_activations.h"
@@ -40,27 +41,38 @@ class CutTensors {
   using Whole = std::function<at::Tensor(const at::Tensor&)>;
   Whole whole_of_gradient(const at::Tensor& part) const;
   bool is_part(const at::Tensor& tensor) const { return cuts_.is_part(tensor); }
+  /// A micro-batch begins.
+  void begin_forward() { cuts_.begin_forward(); }
 
   /// The cut of a part as a number, the same on all stages of a pipeline; 0: it is none.
   uint64_t cut_of(const at::Tensor& tensor) const;
-  /// The tensor number `number` that a call of this key gave, as it was told.
-  void note_result(const at::Tensor& result, const Key& key, int number, const ToldTensor& told);
+  /// maker_of() each tensor among the arguments of a call; empty where none is known.
+  using Makers = c10::SmallVector<std::optional<uint64_t>, 4>;
+  Makers makers_of(c10::ArrayRef<c10::IValue> arguments) const;
+  /// The tensors that a call of this key gave, as they were told.
+  void note_results(const std::vector<at::Tensor>& results, const Key& key, const ToldCall& told, const Makers& makers);
   /// The parameter or buffer `name`.
   void note_owned(const at::Tensor& tensor, const std::string& name);
-  /// By its memory, offset, sizes and strides: what was saved is another object afterwards. A view that is all of a
-  /// tensor has that one's. Nothing: it is of no stage.
+  /// Of a view that is all of a tensor it is that one's. What was saved is another object by now, and is known by its
+  /// place. Nothing: it is of no stage.
   std::optional<uint64_t> maker_of(const at::Tensor& tensor) const;
+  /// A number of its memory, offset, sizes, strides and cut.
+  uint64_t place_of(const at::Tensor& tensor) const;
 
  private:
   struct Maker {
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;
+    uint64_t hash;
+  };
+  struct MakerOfPlace {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     uint64_t hash;
   };
   void note(const at::Tensor& tensor, uint64_t hash);
-  uint64_t place_of(const at::Tensor& tensor) const;
 
   CutActivations& cuts_;
-  std::unordered_map<uint64_t, Maker> makers_;  ///< by place
+  std::unordered_map<const c10::TensorImpl*, Maker> makers_;
+  std::unordered_map<uint64_t, MakerOfPlace> of_places_;  ///< the first at each
   size_t most_ = 1024;  ///< entries, until dead ones are dropped
 };
 

@@ -1,6 +1,7 @@
 #include "ownership/homes.h"
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 
 #include "ownership/cut_tensors.h"
@@ -79,6 +80,9 @@ OperatorFacts facts_of(const OperatorCall& call) {
   facts.written |= facts.statistics;
   facts.gives_values = !schema.returns().empty() && std::ranges::none_of(schema.returns(), is_tensor_type);
   facts.view_of = viewed_argument(schema);
+  static constexpr std::array<std::string_view, 6> kMayCopy{"aten::reshape", "aten::reshape_as", "aten::contiguous",
+                                                            "aten::flatten", "aten::ravel",      "aten::to"};
+  facts.always_views = facts.view_of >= 0 && std::ranges::find(kMayCopy, schema.name()) == kMayCopy.end();
   facts.range_from = range_of_view(schema, facts.view_of);
   facts.tells_each = result_sizes_of(call.op) == ResultSizes::kByValues;
   facts.tells_by_index = result_sizes_of(call.op) == ResultSizes::kByMasks;

@@ -29,6 +29,7 @@ struct OperatorFacts {
   bool reads_nothing = false;   ///< OperatorRole::kNone
   bool gives_values = false;    ///< its results are numbers, not tensors: a program reads a value
   int view_of = -1;             ///< the argument of which the result is a view, by the schema
+  bool always_views = false;    ///< `view_of`, whatever strides it has
   uint64_t written = 0;         ///< as OperatorTraits::written, and what is written without the schema saying so
   bool tells_each = false;      ///< the sizes of results depend on values
   bool tells_by_index = false;  ///< they do where an index is a mask

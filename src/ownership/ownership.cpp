@@ -37,7 +37,7 @@ class Ownership::Impl {
   void own(const at::Tensor& tensor, int stage, const std::string& name) {
     if (stage < 0 || stage >= stages())
       throw ConfigError(str("'", name, "' on stage ", stage, ": there are stages 0 to ", stages() - 1));
-    pass_.note_owned(tensor, name);
+    if (pass_.cut() != nullptr) pass_.cut()->note_owned(tensor, name);
     if (const Home* const home = pass_.homes().find(tensor)) {
       if (home->stage == stage) return;
       throw ConfigError(str("'", name, "' on stage ", stage, ": it is on stage ", home->stage, " already"));
@@ -74,6 +74,7 @@ class Ownership::Impl {
     if (pass_.running().micro_batch != nullptr)
       throw StateError("Ownership::Scope: another micro-batch's forward pass runs");
     pass_.exchange({.micro_batch = &micro_batch});
+    if (pass_.cut() != nullptr) pass_.cut()->begin_forward();
     mailbox_.follow(micro_batch.number, &micro_batch.trace);
   }
   void leave(const MicroBatch& micro_batch) noexcept {

@@ -135,6 +135,25 @@ void touch_lasting(MicroBatch& now, const OperatorCall& call, const OperatorFact
       now.touch(facts, one, writes(call, facts, one.argument));
 }
 
+/// A view on another stage than its own, not by next(call): the owner of a storage is asked for its bytes there. Where ranks share layers, a part may have the
+/// strides for a view that the whole has not: that one begins where the viewed tensor does.
+void make_view(OperatorCall& call, const ToldCall& told, bool is_cut) {
+  if (!is_cut || told.returns.size() != 1 || told.returns[0].is_list)
+    return call.op.redispatchBoxed(call.keys, &call.stack);
+  torch::jit::Stack tried = call.arguments().vec();
+  const ToldTensor& one = told.returns[0].tensors[0];
+  at::Tensor view;
+  try {
+    call.op.redispatchBoxed(call.keys, &tried);
+    view = tried.back().toTensor();
+  } catch (const c10::Error&) {
+    const at::Tensor viewed = tensors_of(call.arguments()).at(one.shares_with);
+    view = viewed.as_strided(one.sizes, c10::contiguous_strides(one.sizes), viewed.storage_offset());
+  }
+  torch::jit::drop(call.stack, call.traits.arguments);
+  call.stack.emplace_back(std::move(view));
+}
+
 }  // namespace
 
 void OwnershipPass::run(OperatorCall& call, Next next) {
@@ -230,13 +249,14 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   ++counters_.own;
   bool is_complete = true;
   const Key key = key_on(stage_, facts, call, is_complete, cut());
+  const CutTensors::Makers makers = cut_ ? cut_->makers_of(call.arguments()) : CutTensors::Makers();
   current_->note(facts, key, stage_);
   const bool tells = !is_complete || tells_each(facts, call);
   const ToldCall* const known = tells ? nullptr : told_.find(key);
   const bool uses = facts.view_of < 0 || !is_view(call, facts, known, next);
   const Replacements replaced = bring(call, facts, homed, uses, next);
   if (current_->measures) current_->turns.spend(stage_, cost_of_call(call, rows_));
-  const ArgumentTensors tensors(call.arguments());
+  const ArgumentTensors tensors(call.arguments(), cut());
   const bool may_follow = current_->transfers.has_any() && at::GradMode::is_enabled();
   std::vector<c10::IValue> arguments;
   if (!replaced.empty() || facts.written != 0 || may_follow) arguments = call.arguments().vec();
@@ -270,13 +290,15 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   if (told->is_view()) {
     const std::vector<at::Tensor> views_of = originals_of(arguments, replaced);
     if (!replaced.empty()) view_originals(next, call, *told, replaced, std::move(arguments));
-    note_makers(call, key, *told);
+    if (cut_) cut_->note_results(tensors_of(call.results()), key, *told, makers);
     if (may_follow) follow(call, *told, views_of, {});
     return;
   }
+  if (cut_ && facts.always_views) note_copies(call.results());
+  if (cut_ && facts.written != 0) refuse_written_copies(facts, arguments);
   give_back(call, replaced);
   note_results(torch::jit::last(call.stack, facts.results), *told, home);
-  note_makers(call, key, *told);
+  if (cut_) cut_->note_results(tensors_of(call.results()), key, *told, makers);
   take_written(facts, call.op, arguments, home);
 }
 
@@ -360,7 +382,7 @@ bool OwnershipPass::is_view(const OperatorCall& call, const OperatorFacts& facts
   const c10::IValue& viewed = call.arguments()[facts.view_of];
   if (!viewed.isTensor() || current_->transfers.away(viewed.toTensor()) == nullptr) return true;
   torch::jit::Stack tried = call.arguments().vec();
-  const ArgumentTensors arguments(tried);
+  const ArgumentTensors arguments(tried, cut());
   next.run(call, [&] { call.op.callBoxed(tried); });
   return told_of(facts.name, arguments, tried).is_view();
 }
@@ -433,6 +455,27 @@ void OwnershipPass::view_originals(const Next& next, OperatorCall& call, const T
     }
 }
 
+/// What is written into one goes back to the part, which may be of an earlier piece.
+void OwnershipPass::note_copies(c10::ArrayRef<c10::IValue> results) {
+  std::erase_if(copies_, [](const auto& copy) { return copy.expired(); });
+  for_each_tensor(results, [&](const at::Tensor& copy) {
+    if (copy.defined()) copies_.push_back(local_of(copy).storage().getWeakStorageImpl());
+  });
+}
+
+void OwnershipPass::refuse_written_copies(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments) const {
+  for (size_t i = 0; i < arguments.size() && i < 64; ++i)
+    if ((facts.written >> i & 1) != 0)
+      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+        const c10::StorageImpl* const storage = storage_of(tensor);
+        if (std::ranges::none_of(copies_, [&](const auto& copy) { return copy._unsafe_get_target() == storage; })) return;
+        throw Error(ErrorCode::kUnsupported,
+                    str("smp: ", facts.name, " writes into a view of a tensor that ranks along \"tensor\" have parts of, ",
+                        "at places that other ranks have too, which is not there yet over stages; write by torch.where() "
+                        "or into a whole tensor"));
+      });
+}
+
 /// New results are at home here.
 void OwnershipPass::note_results(c10::ArrayRef<c10::IValue> results, const ToldCall& told, const Home& home) {
   for (size_t i = 0; i < results.size(); ++i) {
@@ -474,6 +517,7 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
   ++counters_.remote;
   bool is_complete = true;
   const Key key = key_on(home.stage, facts, call, is_complete, cut());
+  const CutTensors::Makers makers = cut_ ? cut_->makers_of(call.arguments()) : CutTensors::Makers();
   current_->note(facts, key, home.stage);
   for (const HomedArgument& one : homed)
     if (facts.view_of < 0)
@@ -500,8 +544,8 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
     const bool may_follow = current_->transfers.has_any() && at::GradMode::is_enabled();
     torch::jit::Stack stack = may_follow ? call.arguments().vec() : torch::jit::Stack();
     const std::vector<at::Tensor> views_of = tensors_of(stack);
-    view_remote(call, *told);
-    note_makers(call, key, *told);
+    make_view(call, *told, cut_.has_value());
+    if (cut_) cut_->note_results(tensors_of(call.results()), key, *told, makers);
     if (may_follow) follow(call, *told, views_of, std::move(stack));
     return;
   }
@@ -516,37 +560,7 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
   note_writes(facts, *told, arguments, tensors);
   take_written(facts, call.op, arguments, home);
   make_results(call, *told, tensors, born(home));
-  note_makers(call, key, *told);
-}
-
-/// Not by next(call): the owner of a storage is asked for its bytes there. Where ranks share layers, a part may have the
-/// strides for a view that the whole has not: that one begins where the viewed tensor does.
-void OwnershipPass::view_remote(OperatorCall& call, const ToldCall& told) const {
-  if (!cut_ || told.returns.size() != 1 || told.returns[0].is_list)
-    return call.op.redispatchBoxed(call.keys, &call.stack);
-  torch::jit::Stack tried = call.arguments().vec();
-  const ToldTensor& one = told.returns[0].tensors[0];
-  at::Tensor view;
-  try {
-    call.op.redispatchBoxed(call.keys, &tried);
-    view = tried.back().toTensor();
-  } catch (const c10::Error&) {
-    const at::Tensor viewed = tensors_of(call.arguments()).at(one.shares_with);
-    view = viewed.as_strided(one.sizes, c10::contiguous_strides(one.sizes), viewed.storage_offset());
-  }
-  torch::jit::drop(call.stack, call.traits.arguments);
-  call.stack.emplace_back(std::move(view));
-}
-
-void OwnershipPass::note_makers(const OperatorCall& call, const Key& key, const ToldCall& told) {
-  if (!cut_) return;
-  const std::vector<at::Tensor> results = tensors_of(call.results());
-  int number = 0;
-  for (const ToldCall::Return& result : told.returns)
-    for (const ToldTensor& one : result.tensors) {
-      cut_->note_result(results[number], key, number, one);
-      ++number;
-    }
+  if (cut_) cut_->note_results(tensors_of(call.results()), key, *told, makers);
 }
 
 /// Tensors that the program has written have another version, and need a gradient where they do on their stage.

@@ -34,10 +34,8 @@ class OwnershipPass final : public Pass {
   Homes& homes() { return homes_; }
   /// Ranks share layers from now on.
   void set_cuts(CutActivations& cuts) { exchange_.set(&cut_.emplace(cuts)); }
-  const CutTensors* cut() const { return cut_ ? &*cut_ : nullptr; }
-  void note_owned(const at::Tensor& tensor, const std::string& name) {
-    if (cut_) cut_->note_owned(tensor, name);
-  }
+  /// Null: they do not.
+  CutTensors* cut() { return cut_ ? &*cut_ : nullptr; }
   /// Exchange::whole_here().
   at::Tensor whole(const at::Tensor& tensor) { return exchange_.whole_here(tensor); }
   /// Between forward passes this thread runs a backward pass of theirs, or does not.
@@ -95,10 +93,10 @@ class OwnershipPass final : public Pass {
   void follow(const OperatorCall& call, const ToldCall& told, const std::vector<at::Tensor>& views_of,
               torch::jit::Stack stack);
   static void give_back(OperatorCall& call, const Replacements& replaced);
-  void view_remote(OperatorCall& call, const ToldCall& told) const;
-  void note_makers(const OperatorCall& call, const Key& key, const ToldCall& told);
   void view_originals(const Next& next, OperatorCall& call, const ToldCall& told, const Replacements& replaced,
                       std::vector<c10::IValue> arguments);
+  void note_copies(c10::ArrayRef<c10::IValue> results);
+  void refuse_written_copies(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments) const;
   void note_results(c10::ArrayRef<c10::IValue> results, const ToldCall& told, const Home& home);
   void take_written(const OperatorFacts& facts, const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments,
                     const Home& home);
@@ -116,6 +114,7 @@ class OwnershipPass final : public Pass {
   const c10::Device device_;
   Exchange exchange_;
   std::optional<CutTensors> cut_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> copies_;  ///< of elements of a part, where a whole has a view
   Homes homes_;
   ToldCalls told_;
   ska::flat_hash_map<c10::OperatorHandle, std::unique_ptr<const OperatorFacts>> facts_;

@@ -117,6 +117,7 @@ bool is_alike(const ToldTensor& told, const at::Tensor& result, const ArgumentTe
   if (cut != nullptr) {  // strides of parts are made up
     ToldTensor now = told_tensor(result, cut);
     std::tie(now.is_argument, now.shares_with) = arguments.relation_of(result);
+    now.is_all = arguments.is_all_of(now.shares_with, result);
     now.strides = told.strides;
     return now == told;
   }
@@ -172,7 +173,9 @@ std::string ToldCall::text() const {
     for (const ToldTensor& tensor : result.tensors)
       text +=
           str(text.empty() ? "" : ", ", at::IntArrayRef(tensor.sizes), " of strides ", at::IntArrayRef(tensor.strides),
-              " in ", tensor.dtype, tensor.requires_grad ? " with" : " without", " a gradient");
+              " in ", tensor.dtype, tensor.requires_grad ? " with" : " without", " a gradient",
+              tensor.cut != 0 ? ", cut over ranks" : "", tensor.shares_with >= 0 ? ", a view" : "",
+              tensor.is_argument >= 0 ? ", an argument" : "");
   return text.empty() ? "nothing" : text;
 }
 
@@ -191,10 +194,11 @@ Key key_of(uint64_t operator_hash, c10::ArrayRef<c10::IValue> arguments, bool& i
   return maker.key();
 }
 
-ArgumentTensors::ArgumentTensors(c10::ArrayRef<c10::IValue> arguments) {
+ArgumentTensors::ArgumentTensors(c10::ArrayRef<c10::IValue> arguments, const CutTensors* cut) : cut_(cut) {
   const auto add = [&](const at::Tensor& tensor) {
     tensors_.emplace_back(tensor.defined() ? tensor.unsafeGetTensorImpl() : nullptr, storage_of(tensor));
     if (tensor.defined() && tensor.use_count() == 1) kept_.push_back(tensor);
+    if (cut != nullptr) places_.push_back(tensor.defined() ? cut->place_of(tensor) : 0);
   };
   for (const c10::IValue& argument : arguments) {
     if (argument.isTensor())
@@ -202,6 +206,10 @@ ArgumentTensors::ArgumentTensors(c10::ArrayRef<c10::IValue> arguments) {
     else if (argument.isList())
       for_each_tensor(argument, add);
   }
+}
+
+bool ArgumentTensors::is_all_of(int number, const at::Tensor& result) const {
+  return cut_ != nullptr && number >= 0 && places_[number] == cut_->place_of(result);
 }
 
 std::pair<int, int> ArgumentTensors::relation_of(const at::Tensor& result) const {
@@ -233,6 +241,7 @@ ToldCall told_of(const std::string& op, const ArgumentTensors& arguments, c10::A
                         "make it dense where it is made"));
       one = told_tensor(tensor, cut);
       std::tie(one.is_argument, one.shares_with) = arguments.relation_of(tensor);
+      one.is_all = arguments.is_all_of(one.shares_with, tensor);
     });
   }
   return told;
@@ -264,7 +273,8 @@ std::string bytes_of(const ToldCall& told) {
       write(tensor.sizes);
       write(tensor.strides);
       write(static_cast<int64_t>(tensor.dtype));
-      write(tensor.is_defined | tensor.requires_grad << 1 | tensor.is_conjugated << 2 | tensor.is_negated << 3);
+      write(tensor.is_defined | tensor.requires_grad << 1 | tensor.is_conjugated << 2 | tensor.is_negated << 3 |
+            tensor.is_all << 4);
       write(static_cast<int64_t>(tensor.cut));
       write(tensor.is_argument);
       write(tensor.shares_with);
@@ -289,6 +299,7 @@ ToldCall told_from(const std::string& bytes) {
       tensor.requires_grad = flags & 2;
       tensor.is_conjugated = flags & 4;
       tensor.is_negated = flags & 8;
+      tensor.is_all = flags & 16;
       tensor.cut = static_cast<uint64_t>(read());
       tensor.is_argument = static_cast<int>(read());
       tensor.shares_with = static_cast<int>(read());

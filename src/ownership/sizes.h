@@ -16,6 +16,8 @@
 
 namespace trireme::ownership {
 
+class CutTensors;
+
 /// One tensor among the results of a call, as it is told.
 struct ToldTensor {
   at::DimVector sizes = {}, strides = {};
@@ -26,6 +28,7 @@ struct ToldTensor {
   uint64_t cut = 0;                                ///< how ranks that share layers have cut it: CutTensors::cut_of()
   int is_argument = -1;                            ///< it is this one of the tensors among the arguments
   int shares_with = -1;                            ///< it is another tensor over this one's memory
+  bool is_all = false;                             ///< and is all of that one, as CutTensors tell places apart
   bool operator==(const ToldTensor&) const = default;
 };
 
@@ -70,8 +73,6 @@ class ToldCalls {
   ska::flat_hash_map<Key, std::unique_ptr<const ToldCall>, KeyHash> calls_;
 };
 
-class CutTensors;
-
 /// `operator_hash`: of its name, the same in every process. `is_complete` gets false where an argument is of a kind
 /// that cannot be part of a key. `cut`: where ranks share layers.
 Key key_of(uint64_t operator_hash, c10::ArrayRef<c10::IValue> arguments, bool& is_complete,
@@ -81,12 +82,16 @@ Key key_of(uint64_t operator_hash, c10::ArrayRef<c10::IValue> arguments, bool& i
 /// with when the arguments are gone.
 class ArgumentTensors {
  public:
-  explicit ArgumentTensors(c10::ArrayRef<c10::IValue> arguments);
+  explicit ArgumentTensors(c10::ArrayRef<c10::IValue> arguments, const CutTensors* cut = nullptr);
+  /// Whether `result`, which shares memory with the tensor of this number, lies as that one does.
+  bool is_all_of(int number, const at::Tensor& result) const;
   /// The numbers of the one that `result` is, and of the one whose memory it shares; -1: none. Not both.
   std::pair<int, int> relation_of(const at::Tensor& result) const;
 
  private:
   c10::SmallVector<std::pair<const c10::TensorImpl*, const c10::StorageImpl*>, 8> tensors_;
+  const CutTensors* const cut_;
+  c10::SmallVector<uint64_t, 4> places_;  ///< where ranks share layers
   c10::SmallVector<at::Tensor, 2> kept_;  ///< those that nobody else has: another one could get their address
 };
 

@@ -74,6 +74,8 @@ void TensorParallel::shard_tokens() { impl_->policy.shard_tokens(); }
 
 void TensorParallel::overlap_sums() { impl_->policy.overlap_sums(); }
 
+void TensorParallel::begin_forward() { impl_->pass->forget_entered(); }
+
 bool TensorParallel::is_part(const at::Tensor& tensor) {
   const auto known = impl_->pass->find(tensor);
   return known && (known->is_cut() || known->is_unknown);

@@ -75,6 +75,7 @@ class [[nodiscard]] TensorParallel final : public CutActivations {
   /// exchanged while the next one is computed. The same bytes in more calls; faster where communication runs beside
   /// computation. Not with shard_tokens(), which reduce-scatters.
   void overlap_sums();
+  void begin_forward() override;
   bool is_part(const at::Tensor& tensor) override;
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) override;
   /// The whole of `tensor`, which may be a slice; differentiable. Collective where it is one.
