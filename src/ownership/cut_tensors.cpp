@@ -31,9 +31,10 @@ int64_t CutTensors::numel_of(const at::Tensor& tensor) const {
 at::Tensor CutTensors::whole(const at::Tensor& tensor) const {
   at::Tensor whole = cuts_.whole(tensor);
   if (cuts_.is_part(whole))
-    throw StateError(str("smp: a tensor of sizes ", geometry_of(tensor).sizes,
-                         " leaves its stage, and it is not known how the ranks along \"tensor\" have cut it; make views "
-                         "by libtorch's operators"));
+    throw StateError(
+        str("smp: a tensor of sizes ", geometry_of(tensor).sizes,
+            " leaves its stage, and it is not known how the ranks along \"tensor\" have cut it; make views "
+            "by libtorch's operators"));
   return whole;
 }
 
@@ -41,10 +42,11 @@ CutTensors::Whole CutTensors::whole_of_gradient(const at::Tensor& part) const {
   PartTensor* const own = PartTensor::of(part);
   if (own == nullptr) return [this, part](const at::Tensor& gradient) { return cuts_.whole_like(gradient, part); };
   if (own->known()->placement.overlaps())
-    throw Error(ErrorCode::kUnsupported,
-                str("smp: a stage uses a tensor of sizes ", at::IntArrayRef(own->known()->sizes), " again after another ",
-                    "stage has, and ranks along \"tensor\" share elements of it, which is not there yet; clone() it for "
-                    "the other stage"));
+    throw Error(
+        ErrorCode::kUnsupported,
+        str("smp: a stage uses a tensor of sizes ", at::IntArrayRef(own->known()->sizes), " again after another ",
+            "stage has, and ranks along \"tensor\" share elements of it, which is not there yet; clone() it for "
+            "the other stage"));
   return [this, of = own->known()](const at::Tensor& gradient) {
     return cuts_.whole(PartTensor::wrap(gradient.detach(), of));
   };
@@ -94,6 +96,17 @@ void CutTensors::note_owned(const at::Tensor& tensor, const std::string& name) {
   uint64_t hash = 0;
   for (const char letter : name) hash = mix64(hash ^ static_cast<unsigned char>(letter));
   note(tensor, hash);
+}
+
+void CutTensors::note_copies(const std::vector<at::Tensor>& copies) {
+  std::erase_if(copies_, [](const auto& copy) { return copy.expired(); });
+  for (const at::Tensor& copy : copies)
+    if (copy.defined()) copies_.push_back(local_of(copy).storage().getWeakStorageImpl());
+}
+
+bool CutTensors::is_copy(const at::Tensor& tensor) const {
+  const c10::StorageImpl* const storage = storage_of(tensor);
+  return std::ranges::any_of(copies_, [&](const auto& copy) { return copy._unsafe_get_target() == storage; });
 }
 
 void CutTensors::note(const at::Tensor& tensor, uint64_t hash) {

@@ -53,6 +53,9 @@ class CutTensors {
   void note_results(const std::vector<at::Tensor>& results, const Key& key, const ToldCall& told, const Makers& makers);
   /// The parameter or buffer `name`.
   void note_owned(const at::Tensor& tensor, const std::string& name);
+  /// Results of an operator that gives views, which are copies of elements of a part.
+  void note_copies(const std::vector<at::Tensor>& copies);
+  bool is_copy(const at::Tensor& tensor) const;
   /// Of a view that is all of a tensor it is that one's. What was saved is another object by now, and is known by its
   /// place. Nothing: it is of no stage.
   std::optional<uint64_t> maker_of(const at::Tensor& tensor) const;
@@ -73,6 +76,7 @@ class CutTensors {
   CutActivations& cuts_;
   std::unordered_map<const c10::TensorImpl*, Maker> makers_;
   std::unordered_map<uint64_t, MakerOfPlace> of_places_;  ///< the first at each
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> copies_;
   size_t most_ = 1024;  ///< entries, until dead ones are dropped
 };
 

@@ -48,9 +48,10 @@ at::Tensor with_base(const at::Tensor& tensor) { return tensor.is_view() ? at::T
 at::Tensor written_as_a_whole(const OperatorCall& call, const HomedArgument& one, const Transfers& transfers) {
   if (PartTensor::of(*one.tensor) == nullptr) return with_base(*one.tensor);
   if (needs_gradient(*one.tensor) && transfers.away(*one.tensor) != nullptr)
-    throw Error(ErrorCode::kUnsupported,
-                str("smp: ", call.op.schema().name(), " writes a tensor that ranks along \"tensor\" have parts of, after ",
-                    "another stage has used it, which is not there yet; clone() it before it is written"));
+    throw Error(
+        ErrorCode::kUnsupported,
+        str("smp: ", call.op.schema().name(), " writes a tensor that ranks along \"tensor\" have parts of, after ",
+            "another stage has used it, which is not there yet; clone() it before it is written"));
   return *one.tensor;
 }
 
@@ -135,8 +136,9 @@ void touch_lasting(MicroBatch& now, const OperatorCall& call, const OperatorFact
       now.touch(facts, one, writes(call, facts, one.argument));
 }
 
-/// A view on another stage than its own, not by next(call): the owner of a storage is asked for its bytes there. Where ranks share layers, a part may have the
-/// strides for a view that the whole has not: that one begins where the viewed tensor does.
+/// A view on another stage than its own, not by next(call): the owner of a storage is asked for its bytes there. Where
+/// ranks share layers, a part may have the strides for a view that the whole has not: that one begins where the viewed
+/// tensor does.
 void make_view(OperatorCall& call, const ToldCall& told, bool is_cut) {
   if (!is_cut || told.returns.size() != 1 || told.returns[0].is_list)
     return call.op.redispatchBoxed(call.keys, &call.stack);
@@ -152,6 +154,21 @@ void make_view(OperatorCall& call, const ToldCall& told, bool is_cut) {
   }
   torch::jit::drop(call.stack, call.traits.arguments);
   call.stack.emplace_back(std::move(view));
+}
+
+/// What is written into a copy goes back to the part, which may be of an earlier piece.
+void refuse_written_copies(const CutTensors& cut, const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments) {
+  for (size_t i = 0; i < arguments.size() && i < 64; ++i) {
+    if ((facts.written >> i & 1) == 0) continue;
+    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || !cut.is_copy(tensor)) return;
+      throw Error(
+          ErrorCode::kUnsupported,
+          str("smp: ", facts.name, " writes into a view of a tensor that ranks along \"tensor\" have parts of, ",
+              "at places that other ranks have too, which is not there yet over stages; write by torch.where(), ",
+              "or into a whole tensor"));
+    });
+  }
 }
 
 }  // namespace
@@ -277,9 +294,8 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
   if (known != nullptr) {
     if (!holds(*told, tensors, torch::jit::last(call.stack, facts.results), cut()))
       throw StateError(str("smp: ", facts.name, " had results ",
-                           told_of(facts.name, tensors, call.results(), cut()).text(),
-                           " where the same call had ", told->text(),
-                           " before: their sizes depend on values, and the operator does not say so"));
+                           told_of(facts.name, tensors, call.results(), cut()).text(), " where the same call had ",
+                           told->text(), " before: their sizes depend on values, and the operator does not say so"));
   } else {
     told_now = told_of(facts.name, tensors, call.results(), cut());
     refuse_mixed(facts, told_now);
@@ -294,8 +310,8 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
     if (may_follow) follow(call, *told, views_of, {});
     return;
   }
-  if (cut_ && facts.always_views) note_copies(call.results());
-  if (cut_ && facts.written != 0) refuse_written_copies(facts, arguments);
+  if (cut_ && facts.always_views) cut_->note_copies(tensors_of(call.results()));
+  if (cut_ && facts.written != 0) refuse_written_copies(*cut_, facts, arguments);
   give_back(call, replaced);
   note_results(torch::jit::last(call.stack, facts.results), *told, home);
   if (cut_) cut_->note_results(tensors_of(call.results()), key, *told, makers);
@@ -433,8 +449,8 @@ void OwnershipPass::follow(const OperatorCall& call, const ToldCall& told, const
 }
 
 /// Results that are views: of the program's own tensors, as on other stages.
-void OwnershipPass::view_originals(const Next& next, OperatorCall& call, const ToldCall& told, const Replacements& replaced,
-                                   std::vector<c10::IValue> arguments) {
+void OwnershipPass::view_originals(const Next& next, OperatorCall& call, const ToldCall& told,
+                                   const Replacements& replaced, std::vector<c10::IValue> arguments) {
   const std::vector<at::Tensor> views_of_used = tensors_of(call.results()), used = tensors_of(arguments);
   torch::jit::drop(call.stack, call.results().size());
   for (const Replaced& one : replaced) replace(arguments[one.argument], one.item, one.original);
@@ -455,34 +471,14 @@ void OwnershipPass::view_originals(const Next& next, OperatorCall& call, const T
     }
 }
 
-/// What is written into one goes back to the part, which may be of an earlier piece.
-void OwnershipPass::note_copies(c10::ArrayRef<c10::IValue> results) {
-  std::erase_if(copies_, [](const auto& copy) { return copy.expired(); });
-  for_each_tensor(results, [&](const at::Tensor& copy) {
-    if (copy.defined()) copies_.push_back(local_of(copy).storage().getWeakStorageImpl());
-  });
-}
-
-void OwnershipPass::refuse_written_copies(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments) const {
-  for (size_t i = 0; i < arguments.size() && i < 64; ++i)
-    if ((facts.written >> i & 1) != 0)
-      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
-        const c10::StorageImpl* const storage = storage_of(tensor);
-        if (std::ranges::none_of(copies_, [&](const auto& copy) { return copy._unsafe_get_target() == storage; })) return;
-        throw Error(ErrorCode::kUnsupported,
-                    str("smp: ", facts.name, " writes into a view of a tensor that ranks along \"tensor\" have parts of, ",
-                        "at places that other ranks have too, which is not there yet over stages; write by torch.where() "
-                        "or into a whole tensor"));
-      });
-}
-
 /// New results are at home here.
 void OwnershipPass::note_results(c10::ArrayRef<c10::IValue> results, const ToldCall& told, const Home& home) {
   for (size_t i = 0; i < results.size(); ++i) {
     size_t next = 0;
     for_each_tensor(results[i], [&](const at::Tensor& tensor) {
       const ToldTensor& one = told.returns[i].tensors[next++];
-      if (one.is_defined && one.is_argument < 0 && one.shares_with < 0) homes_.set(local_of(tensor).storage(), born(home));
+      if (one.is_defined && one.is_argument < 0 && one.shares_with < 0)
+        homes_.set(local_of(tensor).storage(), born(home));
     });
   }
 }

@@ -95,8 +95,6 @@ class OwnershipPass final : public Pass {
   static void give_back(OperatorCall& call, const Replacements& replaced);
   void view_originals(const Next& next, OperatorCall& call, const ToldCall& told, const Replacements& replaced,
                       std::vector<c10::IValue> arguments);
-  void note_copies(c10::ArrayRef<c10::IValue> results);
-  void refuse_written_copies(const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments) const;
   void note_results(c10::ArrayRef<c10::IValue> results, const ToldCall& told, const Home& home);
   void take_written(const OperatorFacts& facts, const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments,
                     const Home& home);
@@ -114,7 +112,6 @@ class OwnershipPass final : public Pass {
   const c10::Device device_;
   Exchange exchange_;
   std::optional<CutTensors> cut_;
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> copies_;  ///< of elements of a part, where a whole has a view
   Homes homes_;
   ToldCalls told_;
   ska::flat_hash_map<c10::OperatorHandle, std::unique_ptr<const OperatorFacts>> facts_;

@@ -171,11 +171,10 @@ std::string ToldCall::text() const {
   std::string text;
   for (const Return& result : returns)
     for (const ToldTensor& tensor : result.tensors)
-      text +=
-          str(text.empty() ? "" : ", ", at::IntArrayRef(tensor.sizes), " of strides ", at::IntArrayRef(tensor.strides),
-              " in ", tensor.dtype, tensor.requires_grad ? " with" : " without", " a gradient",
-              tensor.cut != 0 ? ", cut over ranks" : "", tensor.shares_with >= 0 ? ", a view" : "",
-              tensor.is_argument >= 0 ? ", an argument" : "");
+      text += str(text.empty() ? "" : ", ", at::IntArrayRef(tensor.sizes), " of strides ",
+                  at::IntArrayRef(tensor.strides), " in ", tensor.dtype, tensor.requires_grad ? " with" : " without",
+                  " a gradient", tensor.cut != 0 ? ", cut over ranks" : "", tensor.shares_with >= 0 ? ", a view" : "",
+                  tensor.is_argument >= 0 ? ", an argument" : "");
   return text.empty() ? "nothing" : text;
 }
 

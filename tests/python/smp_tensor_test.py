@@ -9,7 +9,7 @@ LARGEST = 1e-5
 _PROGRAM = """
     size = int(os.environ.get("WORLD_SIZE", 1))
     degree = min(size, DEGREE)
-    smp.init({"partitions": 1, "microbatches": 2, **({"tensor_parallel_degree": degree, "ddp": True, "prescaled_batch": PRESCALED} if degree > 1 else {}), **OPTIONS})
+    smp.init({"partitions": 1, "microbatches": 2, **({"tensor_parallel_degree": degree, "ddp": True, "prescaled_batch": PRESCALED, **OPTIONS} if degree > 1 else {})})
     torch.manual_seed(5)
 
     def numbers(tensor):
@@ -59,6 +59,9 @@ _PROGRAM = """
             return loss, logits
         return model, optimizer, train_step
 
+    def gradients_of(model):
+        return of_all({name: numbers(safe_get_full_grad(p)) for name, p in model.local_named_parameters()})
+
     def taught(model, optimizer, train_step, batches, max_norm=None):
         found = []
         for batch in batches:
@@ -66,10 +69,10 @@ _PROGRAM = """
             losses, logits = train_step(*own_samples(batch))
             loss = losses.reduce_mean()
             smp.state.world.all_reduce(loss, "sum")
-            one = {"loss": [loss.item() / smp.size()], "sizes": list(logits.outputs[0].shape[1:]), "gradients": {name: numbers(safe_get_full_grad(p)) for name, p in model.module.named_parameters()}}
+            one = {"loss": [loss.item() / smp.size()], "sizes": list(logits.outputs[0].shape[1:]), "gradients": gradients_of(model)}
             if max_norm is not None:
                 one["norm"] = [optimizer.clip_master_grads(max_norm).item()]
-                one["clipped"] = {name: numbers(safe_get_full_grad(p)) for name, p in model.module.named_parameters()}
+                one["clipped"] = gradients_of(model)
             optimizer.step()
             found.append(one)
         return found
@@ -119,6 +122,14 @@ class Trains(SmpTensor):
             for ranks, options in ((2, {}), (4, {"optimize": "speed"}), (2, {"optimize": "speed", "prescaled": False}), (4, {"prescaled": False})):
                 with self.subTest(name, ranks=ranks, **options):
                     self.assert_close(self.on(ranks, text, **options), expected)
+
+    def test_over_stages_as_one_process(self):
+        for name, model in _MODELS.items():
+            text = _TRAINS.replace("MODEL", model)
+            expected = self.on(1, text)
+            for ranks, options in ((4, {}), (8, {"optimize": "speed", "prescaled": False})):
+                with self.subTest(name, ranks=ranks, **options):
+                    self.assert_close(self.on(ranks, text, partitions=2, **options), expected)
 
     def test_of_results_each_rank_has_the_rows_of_its_own_samples(self):
         text = """
@@ -323,12 +334,12 @@ class Refusals(SmpTensor):
     def read(**options):
         return told(lambda: smp.init({"partitions": 1, "ddp": True, "prescaled_batch": True, **options}))
     result = [read(tensor_parallel_degree=0), read(tensor_parallel_degree=3), read(tensor_parallel_degree=2, ddp=False),
-              read(tensor_parallel_degree=2, partitions=2), read(tensor_parallel_degree="two"), read(tensor_parallel_degree=2, prescaled_batch=1)]
+              read(tensor_parallel_degree=2, partitions=4), read(tensor_parallel_degree="two"), read(tensor_parallel_degree=2, prescaled_batch=1)]
 """)
         expected = ["ConfigError: smp.init: `tensor_parallel_degree` = 0; expected a whole number of 1 or more",
                     "ConfigError: smp.init: `pipeline_parallel_degree` = 1 · `tensor_parallel_degree` = 3 does not divide the 4 ranks; start a multiple of 3 ranks",
                     "ConfigError: smp.init: `tensor_parallel_degree` = 2 needs `ddp` = true; give it",
-                    "UnsupportedError: smp.init: `tensor_parallel_degree` = 2 with `pipeline_parallel_degree` = 2 is not there yet",
+                    "ConfigError: smp.init: `pipeline_parallel_degree` = 4 · `tensor_parallel_degree` = 2 does not divide the 4 ranks; start a multiple of 8 ranks",
                     'ConfigError: smp.init: `tensor_parallel_degree` = "two"; expected a whole number of 1 or more',
                     "ConfigError: smp.init: `prescaled_batch` = 1; expected true or false"]
         for text, part in zip(found, expected, strict=True):

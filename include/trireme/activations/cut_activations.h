@@ -28,7 +28,8 @@ class CutActivations {
   /// The sizes of the whole that `tensor` is a part of, -1 for unknown ones. Nothing: it is not a part, or a backward
   /// pass runs, in which gradients are of parts.
   virtual std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) = 0;
-  /// To call before each forward pass whose backward pass may come after that of another one: no node is shared with it.
+  /// To call before each forward pass whose backward pass may come after that of another one: no node is shared with
+  /// it.
   virtual void begin_forward() {}
   /// To call before the backward pass of `loss`. Throws StateError: gradients would be of a part of the loss.
   virtual void check_loss(const at::Tensor& loss) = 0;

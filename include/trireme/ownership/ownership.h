@@ -102,8 +102,8 @@ class Ownership {
   /// Throws    ConfigError: no such stage, or the tensor is another stage's already.
   void own(const at::Tensor& tensor, int stage, const std::string& name);
   /// Ranks of a stage have parts of its tensors, as `cuts` knows, which outlives this: from now on what leaves a stage
-  /// is whole, and stages take the sizes of wholes for those of their tensors. Before own() is called of all tensors, also
-  /// of those that were owned before, on every stage.
+  /// is whole, and stages take the sizes of wholes for those of their tensors. Before own() is called of all tensors,
+  /// also of those that were owned before, on every stage.
   void set_cuts(CutActivations& cuts);
   /// Nothing: every stage has it.
   std::optional<Home> home_of(const at::Tensor& tensor) const;

@@ -102,7 +102,8 @@ class StepEngine(Engine):
         return outputs
 
     def _whole_of(self, program, micro_batch):
-        """The results of `program`, each whole on every rank that shares layers; with several stages the core does that."""
+        """The results of `program`, each whole on every rank that shares layers; with several stages the core does
+        that."""
         with self._cutting():
             tensors = program(micro_batch)
             return [self.core.gather(tensor) if self.over_one_stage and self.core.is_part(tensor) else tensor for tensor in tensors]
