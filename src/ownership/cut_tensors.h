@@ -36,7 +36,7 @@ class CutTensors {
   /// `tensor` itself where it is no part. Differentiable, collective over the ranks that share layers.
   /// Throws    StateError: it is not known how it is cut.
   at::Tensor whole(const at::Tensor& tensor) const;
-  /// What makes a gradient of the part `part` whole. Collective, too.
+  /// A function that makes a gradient of the part `part` whole. Collective, too.
   /// Throws    Error(kUnsupported): ranks share elements, of whose gradient each has a part.
   using Whole = std::function<at::Tensor(const at::Tensor&)>;
   Whole whole_of_gradient(const at::Tensor& part) const;
@@ -56,8 +56,8 @@ class CutTensors {
   /// Results of an operator that gives views, which are copies of elements of a part.
   void note_copies(const std::vector<at::Tensor>& copies);
   bool is_copy(const at::Tensor& tensor) const;
-  /// Of a view that is all of a tensor it is that one's. What was saved is another object by now, and is known by its
-  /// place. Nothing: it is of no stage.
+  /// The maker of a tensor; of a view that is all of a tensor it is that one's. What was saved is another object by
+  /// now, and is known by its place. Nothing: it is of no stage.
   std::optional<uint64_t> maker_of(const at::Tensor& tensor) const;
   /// A number of its memory, offset, sizes, strides and cut.
   uint64_t place_of(const at::Tensor& tensor) const;

@@ -52,7 +52,7 @@ struct MicroBatch {
     at::ScalarType dtype;
   };
   std::map<TransferId, Sizes> gradient_sizes = {};
-  /// What makes the gradient of a part whole, before it goes to another stage.
+  /// Functions that make gradients of parts whole, before they go to another stage.
   std::map<TransferId, CutTensors::Whole> gradients_of_parts = {};
   ForwardFacts shown = {};  ///< turns and costs aside, which are in `turns`
   /// A tensor that is older than the micro-batch and was used: the turn of its stage, and whether it was written.

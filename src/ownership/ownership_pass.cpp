@@ -156,7 +156,7 @@ void make_view(OperatorCall& call, const ToldCall& told, bool is_cut) {
   call.stack.emplace_back(std::move(view));
 }
 
-/// What is written into a copy goes back to the part, which may be of an earlier piece.
+/// A copy's new elements go back to the part, which may be of an earlier piece.
 void refuse_written_copies(const CutTensors& cut, const OperatorFacts& facts, c10::ArrayRef<c10::IValue> arguments) {
   for (size_t i = 0; i < arguments.size() && i < 64; ++i) {
     if ((facts.written >> i & 1) == 0) continue;
@@ -420,14 +420,16 @@ void OwnershipPass::follow(const OperatorCall& call, const ToldCall& told, const
   const auto is_away = [&](const at::Tensor& tensor) { return tensor.defined() && transfers.away(tensor) != nullptr; };
   if (!at::GradMode::is_enabled() || std::ranges::none_of(views_of, is_away)) return;
   std::vector<at::Tensor> views_here;
-  if (!stack.empty()) {
+  const auto is_held_here = [&](const at::Tensor& tensor) {
+    const Transfers::Entry* const entry = tensor.defined() ? transfers.away(tensor) : nullptr;
+    return entry != nullptr && entry->holder == stage_;
+  };
+  if (!stack.empty() && std::ranges::any_of(views_of, is_held_here)) {
     for (c10::IValue& argument : stack) {
       std::vector<std::pair<size_t, at::Tensor>> used;
       size_t item = 0;
       for_each_tensor(argument, [&](const at::Tensor& tensor) {
-        const Transfers::Entry* const entry = tensor.defined() ? transfers.away(tensor) : nullptr;
-        if (entry != nullptr && entry->holder == stage_)
-          used.emplace_back(item, current_->pieces.cross(entry->used_as));
+        if (is_held_here(tensor)) used.emplace_back(item, current_->pieces.cross(transfers.away(tensor)->used_as));
         ++item;
       });
       for (const auto& [place, tensor] : used) replace(argument, place, tensor);

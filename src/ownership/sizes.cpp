@@ -93,7 +93,7 @@ class KeyMaker {
   uint64_t first_ = 0, second_ = 0;
 };
 
-/// What is told of a tensor, its relation to arguments aside.
+/// Facts of a tensor that are told, its relation to arguments aside.
 ToldTensor told_tensor(const at::Tensor& tensor, const CutTensors* cut) {
   ToldTensor one{.sizes = at::DimVector(tensor.sizes()),
                  .strides = at::DimVector(tensor.strides()),

@@ -19,7 +19,7 @@ _PROGRAMS = """
     smp.init({"partitions": STAGES, "microbatches": MICRO_BATCHES, "tensor_parallel_degree": 2, "ddp": True, "prescaled_batch": True, "optimize": "speed",
               "auto_partition": False, "default_partition": 0, "pipeline": PIPELINE})
     cuts.section_of = lambda module, degree: {"autotp_size": degree, "partition_config": {"use_default_specs": False, "layer_specs": [
-        {"patterns": [name.replace(".", r"\\\\.") + r"\\\\.weight$"], "partition_type": kind, "partition_dim": int(kind == "row")} for name, kind in kinds.items()]}}
+        {"patterns": [name.replace(".", "[.]") + "[.]weight$"], "partition_type": kind, "partition_dim": int(kind == "row")} for name, kind in kinds.items()]}}
 
     class Random(nn.Module):
         def __init__(self, seed):
