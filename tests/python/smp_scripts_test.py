@@ -12,8 +12,8 @@ class Scripts(Case):
     """Runs of programs in folders of the test."""
 
     def report(self, folder, ranks, name, parameters, *words, timeout_s=240):
-        """The report of rank 0 of a program, which must end well. `parameters`: smp's configuration; None: the program's
-        own."""
+        """The report of rank 0 of a program, which must end well. `parameters`: smp's configuration; None: the
+        program's own."""
         (self.folder / folder).mkdir(exist_ok=True)
         at = self.folder / folder / "report.json"
         at.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
-"""A program of smp by a description of what it combines, which compares itself with plain PyTorch on every rank: losses,
-results, the gradients of all parameters, the norm, weights.
+"""A program of smp by a description of what it combines, which compares itself with plain PyTorch on every rank:
+losses, results, the gradients of all parameters, the norm, weights.
 
     smp_together.py '{"pp": 2, "tp": 2, …}'   on pp · tp · rdp ranks; rank 0 tells a list of what is wrong
 
@@ -155,7 +155,7 @@ def sections(spec, batch):
 
 
 class Wrong(list):
-    """What differs, and by how much."""
+    """Texts of what differs, and by how much."""
 
     def __init__(self, precision):
         super().__init__()

@@ -1,5 +1,5 @@
-"""What programs of smp combine, a few at a time: losses, results, gradients of all parameters, norms and weights are
-those of plain PyTorch. smp_together_slow_test.py has more."""
+"""Programs of smp that combine a few things at a time: losses, results, gradients of all parameters, norms and weights
+are those of plain PyTorch. smp_together_slow_test.py has more."""
 import json
 import pathlib
 
