@@ -1,4 +1,7 @@
-"""Scripts written for smp over two and four stages, beside copies of the model, and in bf16."""
+"""Scripts written for smp over two and four stages, beside copies of the model, and in bf16; one with layers that ranks
+share, too."""
+import shutil
+
 from harness import main
 from smp_scripts_test import Scripts
 
@@ -57,6 +60,47 @@ class All(Scripts):
                         found = self.report("copies", 4, name, parameters, "--dropout", "0", *words, **_OPTIONS)
                         for one, other in zip(found["losses"], expected["losses"], strict=True):
                             self.assert_close(one, other, relative=1e-2 if words else 1e-3)
+
+
+class Gpt2(Scripts):
+    """The script has its degrees as arguments."""
+
+    def trained(self, folder, ranks, **arguments):
+        words = [word for name, value in arguments.items() for word in (f"--{name}", value)]
+        return self.report(folder, ranks, "gpt2_training", None, *words, **_OPTIONS)
+
+    def assert_as(self, found, expected):
+        """Losses and sums of weights of the steps that were run, within 1e-5; what is generated is the same."""
+        self.assert_close(found["losses"], expected["losses"][-len(found["losses"]):])
+        self.assert_close(list(found["weights"].values()), list(expected["weights"].values()), 1e-4)
+        self.assert_close(found["test"], expected["test"])
+        self.assertAlmostEqual(found["generated"], expected["generated"], places=6)
+
+    def test_stages_and_layers_that_ranks_share_together(self):
+        expected = self.trained("alone", 1)
+        for ranks, stages, slices, more in ((2, 1, 2, {}), (2, 2, 1, {}), (4, 2, 2, {}), (8, 2, 2, {}), (4, 2, 2, {"optimize": "memory", "manual_partition": 1}),
+                                            (4, 2, 2, {"skip_tracing": 1, "delayed_param": 1}), (8, 2, 2, {"shard_optimizer_state": 1}), (4, 2, 2, {"placement_strategy": "spread"}),
+                                            (2, 2, 1, {"activation_checkpointing": 1, "offload_activations": 1}), (2, 1, 2, {"activation_checkpointing": 1})):
+            with self.subTest(ranks=ranks, stages=stages, slices=slices, **more):
+                found = self.trained("shared", ranks, pipeline_parallel_degree=stages, tensor_parallel_degree=slices, **more)
+                self.assert_as(found, expected)
+
+    def test_files_of_stages_and_slices_go_on(self):
+        both = {"pipeline_parallel_degree": 2, "tensor_parallel_degree": 2}
+        expected = self.trained("saved", 4, **both)
+        for number, (ranks, kind, layout) in enumerate(((4, "partial", both), (1, "full", {}), (1, "partial", {}), (2, "full", {"pipeline_parallel_degree": 2}))):
+            with self.subTest(kind=kind, **layout):
+                shutil.copytree(self.folder / "saved", self.folder / f"resumed{number}")
+                found = self.trained(f"resumed{number}", ranks, resume=kind, **layout)
+                self.assertEqual(len(found["losses"]), 12)
+                self.assert_as(found, expected)
+
+    def test_in_16_bits(self):
+        for kind in ("fp16", "bf16"):
+            with self.subTest(kind):
+                expected = self.trained("alone", 1, **{kind: 1})
+                found = self.trained("shared", 4, pipeline_parallel_degree=2, tensor_parallel_degree=2, **{kind: 1})
+                self.assert_close(found["losses"], expected["losses"], 0.1)
 
 
 if __name__ == "__main__":

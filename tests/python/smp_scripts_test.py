@@ -12,12 +12,13 @@ class Scripts(Case):
     """Runs of programs in folders of the test."""
 
     def report(self, folder, ranks, name, parameters, *words, timeout_s=240):
-        """The report of rank 0 of a program, which must end well. `parameters`: smp's configuration."""
+        """The report of rank 0 of a program, which must end well. `parameters`: smp's configuration; None: the
+        program's own."""
         (self.folder / folder).mkdir(exist_ok=True)
         at = self.folder / folder / "report.json"
         at.unlink(missing_ok=True)
         command = [PROGRAM, "launch", "--num_gpus", ranks, "--prefix", "none", "--as-smp", PYTHON, "-B", "-u", FOLDER / f"{name}.py", self.folder / folder, *words]
-        status, out, err = run(command, environment={"SM_HP_MP_PARAMETERS": json.dumps(parameters)}, timeout_s=timeout_s)
+        status, out, err = run(command, environment=parameters and {"SM_HP_MP_PARAMETERS": json.dumps(parameters)}, timeout_s=timeout_s)
         self.assertEqual(status, 0, out[-6000:] + err[-6000:])
         return json.loads(at.read_text())
 

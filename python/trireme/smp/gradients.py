@@ -45,7 +45,7 @@ def _norm(engine, parts):
     for parameter, part in parts.items():
         weight = weights.get(parameter, 1.0)
         if weight is None:  # some elements are on more ranks than others
-            part, weight = core.whole_of_parts(parameter, part), engine.core.copies_of_gradients / state.world.size
+            part, weight = core.whole_of_parts(parameter, part), engine.core.copies_of_gradients / ranks.dp_size()
         squares += part.double().square().sum().cpu() * weight
     state.world.all_reduce(squares, "sum")
     scale = engine.core.loss_scale if state.cfg.fp16 else 1.0
@@ -55,10 +55,13 @@ def _norm(engine, parts):
 def _weights(engine, parts):
     """{parameter: one over the number of ranks of a copy that have an element of its gradient; None: that differs}.
     Collective."""
-    counts = torch.tensor([part.numel() for part in parts.values()], dtype=torch.int64)
+    every = list(engine.module.parameters())  # of all stages, so that every rank adds up the same places
+    counts = torch.tensor([parts[parameter].numel() if parameter in parts else 0 for parameter in every], dtype=torch.int64)
     state.world.all_reduce(counts, "sum")
     found = {}
-    for parameter, count in zip(parts, counts.tolist()):
+    for parameter, count in zip(every, counts.tolist()):
+        if parameter not in parts:
+            continue
         whole = parameter.numel() * engine.core.copies_of_gradients
         found[parameter] = whole / count if count == whole or not engine.core.is_slice(parameter) else None
     return found
