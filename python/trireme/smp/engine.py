@@ -10,7 +10,7 @@ from ..activations import wholes
 from ..engine import Engine
 from ..errors import StateError, UnsupportedError
 from ..watch import ended
-from . import casts, ranks, settings
+from . import casts, ranks, settings, weights
 from .config import state
 from .nn import cuts
 from .program import optimizer_or_none
@@ -41,6 +41,7 @@ class StepEngine(Engine):
         self._counted = 0  # gradients that these have given
         self._has_backward = False  # the step function that runs has called backward()
         self._agreed = frozenset(agreed)
+        self._sums = sums
         self._has_standing = False  # the program has not dropped the gradients of the last optimizer.step()
         micro_batches = state.cfg.microbatches
         config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": micro_batches * calls_per_step, "gradient_clipping": 0.0,
@@ -110,7 +111,7 @@ class StepEngine(Engine):
     def backward(self, loss, gradient=None):  # pylint: disable=arguments-differ, arguments-renamed
         """Inside of a step function: a backward pass begins with `loss`."""
         self._has_backward = True
-        self.core.backward(loss, gradient)
+        self.core.backward(loss, gradient if self._sums else weights.weighted(loss, gradient))
 
     def step_by(self, optimizer):
         """optimizer.step(). Collective."""
