@@ -111,7 +111,7 @@ class StepEngine(Engine):
     def backward(self, loss, gradient=None):  # pylint: disable=arguments-differ, arguments-renamed
         """Inside of a step function: a backward pass begins with `loss`."""
         self._has_backward = True
-        self.core.backward(loss, gradient if self._sums else weights.weighted(loss, gradient))
+        self.core.backward(loss, weights.weighted(loss, gradient, has_shares=not self._sums))
 
     def step_by(self, optimizer):
         """optimizer.step(). Collective."""

@@ -4,7 +4,7 @@ import torch
 
 from .._native import core
 from ..errors import ConfigError, StateError
-from . import program, ranks
+from . import joining, program, ranks
 from .config import state
 
 
@@ -76,6 +76,7 @@ def unscaling(original):
         model = program.model_or_none()
         if model is None or optimizer is not program.optimizer_or_none():
             return original(scaler, optimizer, inv_scale, found_inf, allow_fp16)
+        joining.refuse(model, "GradScaler.unscale_()")
         if state.cfg.fp16:
             raise StateError("GradScaler: `fp16` = true has a loss scale of its own, smp.DistributedOptimizer(static_loss_scale, dynamic_loss_scale); leave the scaler out")
         parts = _reduced(model.engine("scaler.unscale_()"), "scaler.unscale_()")

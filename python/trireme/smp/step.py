@@ -56,6 +56,8 @@ class Step:
         if program.running() is not None:
             raise StateError(f"{self._name} was called inside of another step function; call the plain function there")
         model = program.model(self._name)
+        if model.joined is not None:
+            model.joined.meet_step(self, self._name, args, kwargs)
         micro_batches = state.cfg.microbatches
         agenda = {"the step function": self._name, "torch.is_grad_enabled()": torch.is_grad_enabled(), "model.training": model.training}
         args, kwargs = inputs.agreed(self._name, args, kwargs, agenda)
@@ -93,8 +95,9 @@ class Step:
     def _run(self, model, batches, rows, shares):
         templates = [None] * len(batches)
         contexts = [contextvars.copy_context() for _ in batches]  # a micro-batch may run in a thread of its own
-        for context, share in zip(contexts, shares or ()):
-            context.run(weights.set_share, share * len(batches))
+        factor = 1.0 if model.joined is None else model.joined.factor
+        for context, share in zip(contexts, shares or [None] * len(batches)):
+            context.run(weights.begin, None if share is None else share * len(batches), factor)
         engine = model.engine(self._name)
         takes_turns = not engine.over_one_stage and torch.is_grad_enabled() and state.cfg.schedule != "sequential"
         watch = kept.Watch(model.module, engine.core.changes_state) if takes_turns else None
@@ -112,7 +115,7 @@ class Step:
                 templates[index], tensors = taken(result)
             return tensors
 
-        with kept.seen() if watch else contextlib.nullcontext():
+        with kept.seen() if watch else contextlib.nullcontext(), model.joined.stepping() if model.joined else contextlib.nullcontext():
             outputs = engine.run(len(batches), of_micro_batch, self._key)
         if rows is not None:
             outputs = [[row.of_this_rank(self._name, tensor) for tensor in tensors] for row, tensors in zip(rows, outputs)]
