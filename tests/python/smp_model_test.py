@@ -414,7 +414,7 @@ class Faults(Case):
     def test_what_is_not_there_yet_is_refused_by_name(self):
         found = self.ran(2, self._TOLD + """
     refused = []
-    for name in ("register_comm_hook", "half"):
+    for name in ("half",):
         refused.append([name, told(getattr(model, name))])
     refused.append(["bfloat16", told(lambda: model.to(torch.bfloat16))])
     refused += [["several", told(lambda: smp.DistributedModel(Mlp()))], ["detach_outputs", told(lambda: smp.step(detach_outputs=False))],

@@ -42,6 +42,7 @@ class StepEngine(Engine):
         self._has_backward = False  # the step function that runs has called backward()
         self._agreed = frozenset(agreed)
         self._sums = sums
+        self.comm_hook = None  # of the program, with which it joins gradients
         self._has_standing = False  # the program has not dropped the gradients of the last optimizer.step()
         micro_batches = state.cfg.microbatches
         config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": micro_batches * calls_per_step, "gradient_clipping": 0.0,
@@ -52,8 +53,9 @@ class StepEngine(Engine):
                          unmanaged=[parameter for name, parameter in module.named_parameters() if self.homes[name] != ranks.pp_rank()])
         if state.cfg.half is not None:
             casts.cast_unhomed(module, self.homes)
+        self._divisor = 1 if sums else micro_batches
         if sums or calls_per_step > 1:
-            self.core.divide_gradients_by(1 if sums else micro_batches)
+            self.core.divide_gradients_by(self._divisor)
         if own_buffers:
             self.core.keep_buffers_apart()
 
@@ -100,6 +102,8 @@ class StepEngine(Engine):
         if self._has_backward:
             self._pending += 1
             self._refuse_standing()
+            if self.comm_hook is not None:
+                self.comm_hook.refuse_late()
         return outputs
 
     def _whole_of(self, program, micro_batch):
@@ -136,6 +140,9 @@ class StepEngine(Engine):
 
     def step(self, lr_kwargs=None):
         changes = self._changes()
+        if self.comm_hook is not None:
+            self.comm_hook.reduce(self)
+            self.comm_hook.begin()
         with self._stepping(), ended.telling(self):
             applied = self.core.update(changes)
         self._follow_step(applied, lr_kwargs)
@@ -143,9 +150,23 @@ class StepEngine(Engine):
 
     def zero_grad(self, set_to_none=True):
         self._has_standing = False
+        if self.comm_hook is not None:
+            self.comm_hook.begin()
         if self._pending:
             self.core.zero_grad()
         self._pending, self._counted = 0, self.core.gradient_count
+
+    def reduce_gradients(self):
+        """Joins gradients over the ranks that have the same parameters. Collective."""
+        if self.comm_hook is not None:
+            self.comm_hook.reduce(self)
+        else:
+            self.core.reduce_gradients()
+
+    def sum_of_this_rank(self, parameter):
+        """What this rank has summed of the gradients of `parameter` over micro-batches, flat; None: nothing."""
+        found = core.sum_of_this_rank(parameter)
+        return found if found is None or self._divisor == 1 else found.mul_(self._divisor)
 
     def _refuse_outside(self, call):
         if self.core.gradient_count != self._counted:

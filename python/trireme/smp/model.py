@@ -13,6 +13,7 @@ from .. import ranks as world_ranks
 from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
 from ..log import logger
 from . import casts, delayed, entries, inside, joining, offload, program, ranks, readers, states, trace
+from .comm_hook import CommHook
 from .config import state
 from .engine import StepEngine
 from .nn import queries
@@ -26,14 +27,6 @@ class Unwound(BaseException):
     def __init__(self, args, kwargs):
         super().__init__()
         self.args_of_call, self.kwargs_of_call = args, kwargs
-
-
-def _later(name, fix):
-    def refuse(self, *args, **kwargs):
-        raise UnsupportedError(f"DistributedModel.{name}() is not there yet; {fix}")
-
-    refuse.__name__, refuse.__doc__ = name, "Raises UnsupportedError: it is not there yet."
-    return refuse
 
 
 class DistributedModel(torch.nn.Module):
@@ -85,6 +78,7 @@ class DistributedModel(torch.nn.Module):
         self._after_partition, self._after_step = collections.OrderedDict(), collections.OrderedDict()
         self.__dict__["_engine"] = None  # not one of the model's modules
         self._is_plain = False  # cpu() has been called
+        self._comm_hook = None
         self.joined = None  # the Join that the program is in
         self._waiting = []  # state dicts for tensors without memory, and whether they have to fit
         self._watching = contextlib.ExitStack()  # of modules that begin and end
@@ -121,6 +115,7 @@ class DistributedModel(torch.nn.Module):
         absent = delayed.names_of(self.module)
         delayed.give(self.module, trace.homed_tensors(self.module), homes, ranks.pp_rank())
         self.__dict__["_engine"] = StepEngine(self.module, homes, agreed=absent, **self._options)
+        self._engine.comm_hook = self._comm_hook
         if ranks.pp_size() > 1:
             self._watching = entries.watch(self.module, self._engine)
         if ranks.pp_size() > 1:
@@ -199,6 +194,18 @@ class DistributedModel(torch.nn.Module):
         throw_on_early_termination      True: a StateError on every rank when the first has no batch
         """
         return joining.join(self, divide_by_initial_world_size, enable, throw_on_early_termination)
+
+    def register_comm_hook(self, state, callable):  # pylint: disable=redefined-outer-name, redefined-builtin
+        """`callable(state, bucket)` joins the gradients of data-parallel ranks, as torch's DistributedDataParallel has
+        it, in optimizer.step() or what reads them before. It gets sums over micro-batches.
+
+        Raises  ConfigError, UnsupportedError, StateError: it cannot be called, or there is one.
+        """
+        if self._comm_hook is not None:
+            raise StateError("DistributedModel.register_comm_hook(): there is one already")
+        self._comm_hook = CommHook(state, callable)
+        if self._engine is not None:
+            self._engine.comm_hook = self._comm_hook
 
     @property
     def has_own_buffers(self):
@@ -328,10 +335,6 @@ class DistributedModel(torch.nn.Module):
             self.__dict__["_engine"] = None
         self._is_plain = True
         return self
-
-    # --- what is not there yet ---------------------------------------------------------------------------------------
-
-    register_comm_hook = _later("register_comm_hook", "gradients are averaged over the ranks that have the same parameters")
 
     def to(self, *args, **kwargs):
         """Nothing: the library moves the model to this rank's device. Raises UnsupportedError: a dtype."""
