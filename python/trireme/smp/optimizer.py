@@ -26,6 +26,7 @@ def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=Fa
     refuse_known(optimizer)
     settings.set_loss_scale_of(optimizer, section)
     optimizer.overflow, optimizer.loss_scale = False, settings.first_scale(section)
+    optimizer._global_grad_norm = None  # smp's name
     optimizer.steps_engine = True  # for those who look at every optimizer
     optimizer._step_supports_amp_scaling = False  # a scaler unscales gradients before step(), a fused update's too
     if isinstance(optimizer, FusedLamb):
@@ -57,12 +58,14 @@ def _step(optimizer, closure=None):
 
 
 def _tell_scale(optimizer, engine):
-    """Sets what programs read of FP16_Optimizer: whether the step was skipped, and the next one's scale. Waits for a
-    device."""
+    """Sets what programs read of FP16_Optimizer: whether the step was skipped, the next one's scale, and the norm where
+    `sdp_gradient_clipping` has limited it. Waits for a device."""
     if state.cfg.half is not None:
         optimizer.overflow = not engine.core.was_step_applied()
     if state.cfg.fp16:
         optimizer.loss_scale = engine.core.loss_scale
+    if state.cfg.sharded_data_parallel_degree > 1:
+        optimizer._global_grad_norm = engine.core.get_global_grad_norm()
 
 
 def _zero_grad(_optimizer, set_to_none=True):

@@ -31,7 +31,8 @@ def step(function=None, *, non_split_inputs=(), input_split_axes=None, detach_ou
     input_split_axes    {name of an argument: dim along which its tensors are cut}; 0 for all others
     """
     if detach_outputs is not True:
-        raise UnsupportedError("smp.step(detach_outputs=False) is not there yet: results are detached; leave it out")
+        raise UnsupportedError(f"smp.step(detach_outputs={detach_outputs!r}): results are detached, since the graph behind them is on several ranks, and its backward passes "
+                               "have run; call model.backward() inside of the function, and leave it out")
     if function is None:
         return functools.partial(step, non_split_inputs=non_split_inputs, input_split_axes=input_split_axes)
     if not callable(function):
