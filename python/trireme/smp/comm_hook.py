@@ -73,9 +73,11 @@ class CommHook:
         if self._has_run:
             return
         own = [parameter for name, parameter in engine.module.named_parameters() if engine.homes[name] == engine.stage and parameter.requires_grad]
-        sums = {parameter: engine.sum_of_this_rank(parameter) for parameter in own if core.has_gradient(parameter)}
+        sums = {parameter: core.sum_of_this_rank(parameter) for parameter in own if core.has_gradient(parameter)}
         if any(found is None for found in sums.values()):
             raise UnsupportedError(f"{_CALL}: gradients of this engine are joined in each backward pass; leave out what makes them so (a deterministic order, offloading)")
+        for found in sums.values():
+            found.mul_(engine.divisor)  # sums are divided already
         engine.core.reduce_gradients()  # also tells which parameters have one on some rank
         self._has_run = True
         parts = {parameter: part for parameter in reversed(own) if (part := core.gradient_part(parameter)) is not None}

@@ -53,9 +53,9 @@ class StepEngine(Engine):
                          unmanaged=[parameter for name, parameter in module.named_parameters() if self.homes[name] != ranks.pp_rank()])
         if state.cfg.half is not None:
             casts.cast_unhomed(module, self.homes)
-        self._divisor = 1 if sums else micro_batches
+        self.divisor = 1 if sums else micro_batches
         if sums or calls_per_step > 1:
-            self.core.divide_gradients_by(self._divisor)
+            self.core.divide_gradients_by(self.divisor)
         if own_buffers:
             self.core.keep_buffers_apart()
 
@@ -155,18 +155,6 @@ class StepEngine(Engine):
         if self._pending:
             self.core.zero_grad()
         self._pending, self._counted = 0, self.core.gradient_count
-
-    def reduce_gradients(self):
-        """Joins gradients over the ranks that have the same parameters. Collective."""
-        if self.comm_hook is not None:
-            self.comm_hook.reduce(self)
-        else:
-            self.core.reduce_gradients()
-
-    def sum_of_this_rank(self, parameter):
-        """What this rank has summed of the gradients of `parameter` over micro-batches, flat; None: nothing."""
-        found = core.sum_of_this_rank(parameter)
-        return found if found is None or self._divisor == 1 else found.mul_(self._divisor)
 
     def _refuse_outside(self, call):
         if self.core.gradient_count != self._counted:

@@ -95,7 +95,10 @@ def _reduced(engine, call):
     the same parameters on its ranks. Collective."""
     if not engine.has_gradients:
         raise StateError(f"{call}: no step function has called backward() since gradients were dropped or taken; call the @smp.step function first")
-    engine.reduce_gradients()
+    if engine.comm_hook is not None:
+        engine.comm_hook.reduce(engine)
+    else:
+        engine.core.reduce_gradients()
     own = [parameter for name, parameter in engine.module.named_parameters() if engine.homes[name] == engine.stage and parameter.requires_grad]
     parts = {parameter: core.gradient_part(parameter) for parameter in own}
     return {parameter: part for parameter, part in parts.items() if part is not None}
