@@ -37,6 +37,17 @@ bool has_gradient(const at::Tensor& parameter) {
   return access.spec(index).trainable && access.pager().has_gradient(index);
 }
 
+/// Before reduce_gradients(): a copy of what this rank has summed of `parameter` over micro-batches, divided as the
+/// engine divides it, [n] in its memory order, fp32; nothing where it has no gradient, or has it no longer by itself.
+/// Local.
+std::optional<at::Tensor> sum_of_this_rank(const at::Tensor& parameter) {
+  const auto [access, index] = place_of(parameter, "sum_of_this_rank");
+  if (!access.spec(index).trainable) return std::nullopt;
+  const WithoutInterception own_operators;
+  const at::NoGradGuard no_grad;
+  return access.pager().sum_of_this_rank(index);
+}
+
 void gradient_written(const at::Tensor& parameter) {
   const auto [access, index] = place_of(parameter, "gradient_written");
   access.pager().gradient_written(index);
@@ -82,6 +93,7 @@ void bind_gradients(py::module_& module) {
   });
   module.def("gradient_part", &gradient_part, WithoutGil());
   module.def("has_gradient", &has_gradient);
+  module.def("sum_of_this_rank", &sum_of_this_rank, WithoutGil());
   module.def("gradient_written", &gradient_written, WithoutGil());
   module.def("own_weight", &own_weight, WithoutGil());
   module.def("digest", [](const at::Tensor& tensor) { return digest_of(tensor.detach().contiguous().view(-1)); });

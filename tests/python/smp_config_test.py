@@ -51,19 +51,18 @@ class Keys(Case):
             self.assertTrue(text.startswith(f"ConfigError: smp.init: `{key}` = {json.dumps(value)}; expected "), text)
         self.assertEqual(found[0], "ConfigError: smp.init: `microbatches` = 0; expected a whole number of 1 or more")
 
-    def test_what_is_not_there_yet_is_refused_by_name_unless_it_has_its_default(self):
-        values = {"checkpoint_attentions": True}
+    def test_what_is_for_tensorflow_is_refused_by_name_unless_it_has_its_default(self):
+        values = {"horovod": True, "load_partition": True, "contiguous": False, "partition_file": "a"}
         found = self.on_ranks(0, _TOLD + f"""
     values = json.loads({json.dumps(json.dumps(values))})
     result = [[read({{"partitions": 1, key: value}}) for key, value in values.items()],
               [type(read({{"partitions": 1, key: KEYS[key].default}})).__name__ for key in values],
-              sorted(key for key, row in KEYS.items() if row.refused == "is not there yet"), read({{"partitions": 1, "horovod": True}})]
+              sorted(key for key, row in KEYS.items() if row.refused)]
 """)
         for (key, value), text in zip(values.items(), found[0], strict=True):
-            self.assertEqual(text, f"UnsupportedError: smp.init: `{key}` = {json.dumps(value)} is not there yet; leave it out")
+            self.assertEqual(text, f"UnsupportedError: smp.init: `{key}` = {json.dumps(value)} is for TensorFlow; leave it out")
         self.assertEqual(set(found[1]), {"dict"})
         self.assertEqual(found[2], sorted(values))  # no other key is refused so
-        self.assertEqual(found[3], "UnsupportedError: smp.init: `horovod` = true is for TensorFlow; leave it out")
 
     def test_combinations_that_do_not_fit_are_named(self):
         found = self.on_ranks(0, _TOLD + """

@@ -46,6 +46,32 @@ class Sharded(Case):
                 with self.subTest(ranks=ranks, options=options):
                     self.assertEqual(self.ran(ranks, text.replace("OPTIONS", options)), whole)
 
+    def test_the_optimizer_tells_the_norm_before_clipping(self):
+        for ranks, stages, options, scale, tolerance in ((2, 1, "", "1.0", 1e-5), (4, 2, "", "1.0", 1e-5), (2, 1, "fp16=True", "128.0", 1e-2)):
+            with self.subTest(ranks=ranks, options=options):
+                found = self.ran(ranks, f"""
+    import copy
+    begin_sharded({stages}, sharded_data_parallel_degree=2, sdp_gradient_clipping=0.05, **dict({options}))
+    net = Mlp()
+    other = copy.deepcopy(net)
+    batches = []
+    for copy_number in range(2):
+        torch.manual_seed(50 + copy_number)
+        batches.append(mlp_batches(1)[0])
+        (other(*batches[-1]) / 2).backward()
+    model = smp.DistributedModel(net)
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.125), static_loss_scale={scale})
+    before = optimizer._global_grad_norm
+    stepping(model)(*batches[smp.rdp_rank()])
+    optimizer.step()
+    expected = torch.cat([p.grad.flatten() for p in other.parameters()]).norm().item()
+    result = [before, expected, [json.loads(text) for text in smp.state.world.gather(json.dumps(optimizer._global_grad_norm))]]
+""")
+                self.assertIsNone(found[0])
+                self.assertGreater(found[1], 0.1)  # it is clipped
+                for norm in found[2]:
+                    self.assertLess(abs(norm / found[1] - 1), tolerance)
+
     _RESUMED = """
     begin_sharded(STAGES, OPTIONS)
     torch.manual_seed(5)

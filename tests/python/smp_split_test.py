@@ -20,6 +20,8 @@ _PROGRAM = """
             return [plain(one) for one in value]
         return value.outputs and ["outputs", plain(value.outputs)] if isinstance(value, smp.StepOutput) else value
     def split(function, *args, micro_batches=2, whole=(), axes=None, **kwargs):
+        return parts_of(function, *args, micro_batches=micro_batches, whole=whole, axes=axes, **kwargs).batches
+    def parts_of(function, *args, micro_batches=2, whole=(), axes=None, **kwargs):
         return Splitter(function, whole, axes).split(args, kwargs, micro_batches)
     x = torch.arange(8).reshape(4, 2)
 """
@@ -71,6 +73,32 @@ class Inputs(Case):
 """)
         self.assertEqual(found, [[[]], [[]]])
 
+    def test_the_first_parts_of_a_batch_that_does_not_divide_have_one_more(self):
+        found = self.on_ranks(0, _PROGRAM + """
+    parts = parts_of(lambda a, b, mask: None, torch.arange(7), {"t": torch.arange(14).reshape(1, 2, 7)}, x, micro_batches=3, whole=["mask"], axes={"b": -1})
+    alike = parts_of(lambda a, b: None, torch.arange(6), torch.arange(3), micro_batches=3)
+    result = [[plain(args[:2]) for args, _ in parts.batches], parts.samples, parts.shares, alike.samples, alike.shares,
+              [[len(one) for one in torch.tensor_split(torch.arange(n), 4)] == parts_of(lambda a: None, torch.arange(n), micro_batches=4).samples for n in (5, 6, 7, 9)]]
+""")
+        self.assertEqual(found[0], [[[0, 1, 2], {"t": [[[0, 1, 2], [7, 8, 9]]]}], [[3, 4], {"t": [[[3, 4], [10, 11]]]}], [[5, 6], {"t": [[[5, 6], [12, 13]]]}]])
+        self.assertEqual(found[1:], [[3, 2, 2], [3 / 7, 2 / 7, 2 / 7], None, None, [True] * 4])
+
+    def test_parts_of_different_sizes_that_might_not_belong_together_are_named(self):
+        found = self.on_ranks(0, _PROGRAM + """
+    class Own:
+        def smp_slice(self, num_mb, mb, axis):
+            return 1
+    two = lambda a, b: None
+    result = [told(lambda: split(two, torch.ones(7), torch.ones(14))), told(lambda: split(two, torch.ones(8), [torch.ones(7)])), told(lambda: split(two, torch.ones(7), Own()))]
+""")
+        self.assertEqual(found, [
+            "ShapeError: smp.step: `a` has 7 in dim 0, which `microbatches` = 2 does not divide, and `b` has 14 in dim 0; micro-batches of different sizes need as many "
+            "samples in every tensor that is cut: name those that have none in non_split_inputs, or give a multiple",
+            "ShapeError: smp.step: `b[0]` has 7 in dim 0, which `microbatches` = 2 does not divide, and `a` has 8 in dim 0; micro-batches of different sizes need as many "
+            "samples in every tensor that is cut: name those that have none in non_split_inputs, or give a multiple",
+            "UnsupportedError: smp.step: `a` has 7 in dim 0, which `microbatches` = 2 does not divide, and `b` cuts itself by smp_slice(), which may make parts of other "
+            "sizes; give a multiple"])
+
     def test_defaults_and_methods(self):
         found = self.on_ranks(0, _PROGRAM + """
     class Trainer:
@@ -86,14 +114,14 @@ class Inputs(Case):
         found = self.on_ranks(0, _PROGRAM + """
     one = lambda data: None
     packed = torch.nn.utils.rnn.pack_sequence([torch.ones(2), torch.ones(1)])
-    result = [told(lambda: split(one, {"ids": [torch.ones(3, 2)]})), told(lambda: split(one, torch.tensor(1.0))), told(lambda: split(one, x, axes={"data": 2})),
+    result = [told(lambda: split(one, {"ids": [torch.ones(1, 2)]})), told(lambda: split(one, torch.tensor(1.0))), told(lambda: split(one, x, axes={"data": 2})),
               told(lambda: split(one, x.to_sparse())), told(lambda: split(one, packed)), told(lambda: split(one, x, whole=["date"])),
               told(lambda: split(one, x, axes={"date": 0})), told(lambda: split(one, x, whole="data")), told(lambda: split(one, x, axes={"data": "0"})),
               told(lambda: split(one, x, axes=[0])), told(lambda: split(one, x, whole=["data"], axes={"data": 0})), told(lambda: split(one))]
 """)
         self.assertEqual(found, [
-            "ShapeError: smp.step: `data['ids'][0]` has 3 in dim 0, which `microbatches` = 2 does not divide; micro-batches of different sizes are not there yet: give a "
-            "multiple (drop_last=True of a DataLoader), or name the argument in non_split_inputs",
+            "ShapeError: smp.step: `data['ids'][0]` has 1 in dim 0, fewer than `microbatches` = 2; give each micro-batch one or more, or name the argument in "
+            "non_split_inputs",
             "ShapeError: smp.step: `data` has the shape [], and no dim 0 to cut over 2 micro-batches; name the argument in non_split_inputs, or its dim in "
             "input_split_axes",
             "ShapeError: smp.step: `data` has the shape [4, 2], and no dim 2 to cut over 2 micro-batches; name the argument in non_split_inputs, or its dim in "
@@ -132,6 +160,13 @@ class Outputs(Case):
     result = torch.equal(merged(losses).reduce_mean(), expected)
 """)
         self.assertTrue(found)
+
+    def test_a_mean_of_parts_of_different_sizes_is_that_of_samples(self):
+        found = self.on_ranks(0, _PROGRAM + """
+    made = merged([(torch.tensor(float(n)), [torch.tensor([n])]) for n in (5, 1)], [0.75, 0.25])
+    result = [made[0].reduce_mean().item(), made[1][0].reduce_mean().tolist(), made[0].reduce_sum().item()]
+""")
+        self.assertEqual(found, [4.0, [4.0], 6.0])
 
     def test_nested_results_keep_their_structure_and_numbers_become_lists(self):
         found = self.on_ranks(0, _PROGRAM + """

@@ -56,7 +56,6 @@ class Key:
     refused: str = ""  # why another value than the default is refused; empty: it works
 
 
-_LATER = "is not there yet"
 _TENSORFLOW = "is for TensorFlow"
 
 KEYS = {
@@ -100,7 +99,7 @@ KEYS = {
     "sdp_hierarchical_allgather": Key(_FLAG, True),
     "offload_activations": Key(_FLAG, False),
     "activation_loading_horizon": Key(_COUNT, 4),
-    "checkpoint_attentions": Key(_FLAG, False, _LATER),
+    "checkpoint_attentions": Key(_FLAG, False),
 }
 ALIASES = {"partitions": "pipeline_parallel_degree"}
 

@@ -10,7 +10,7 @@ from ..activations import wholes
 from ..engine import Engine
 from ..errors import StateError, UnsupportedError
 from ..watch import ended
-from . import casts, ranks, settings
+from . import casts, ranks, settings, weights
 from .config import state
 from .nn import cuts
 from .program import optimizer_or_none
@@ -41,6 +41,8 @@ class StepEngine(Engine):
         self._counted = 0  # gradients that these have given
         self._has_backward = False  # the step function that runs has called backward()
         self._agreed = frozenset(agreed)
+        self._sums = sums
+        self.comm_hook = None  # of the program, with which it joins gradients
         self._has_standing = False  # the program has not dropped the gradients of the last optimizer.step()
         micro_batches = state.cfg.microbatches
         config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": micro_batches * calls_per_step, "gradient_clipping": 0.0,
@@ -51,8 +53,9 @@ class StepEngine(Engine):
                          unmanaged=[parameter for name, parameter in module.named_parameters() if self.homes[name] != ranks.pp_rank()])
         if state.cfg.half is not None:
             casts.cast_unhomed(module, self.homes)
+        self.divisor = 1 if sums else micro_batches
         if sums or calls_per_step > 1:
-            self.core.divide_gradients_by(1 if sums else micro_batches)
+            self.core.divide_gradients_by(self.divisor)
         if own_buffers:
             self.core.keep_buffers_apart()
 
@@ -99,6 +102,8 @@ class StepEngine(Engine):
         if self._has_backward:
             self._pending += 1
             self._refuse_standing()
+            if self.comm_hook is not None:
+                self.comm_hook.refuse_late()
         return outputs
 
     def _whole_of(self, program, micro_batch):
@@ -111,7 +116,7 @@ class StepEngine(Engine):
     def backward(self, loss, gradient=None):  # pylint: disable=arguments-differ, arguments-renamed
         """Inside of a step function: a backward pass begins with `loss`."""
         self._has_backward = True
-        self.core.backward(loss, gradient)
+        self.core.backward(loss, weights.weighted(loss, gradient, has_shares=not self._sums))
 
     def step_by(self, optimizer):
         """optimizer.step(). Collective."""
@@ -136,6 +141,9 @@ class StepEngine(Engine):
 
     def step(self, lr_kwargs=None):
         changes = self._changes()
+        if self.comm_hook is not None:
+            self.comm_hook.reduce(self)
+            self.comm_hook.begin()
         with self._stepping(), ended.telling(self):
             applied = self.core.update(changes)
         self._follow_step(applied, lr_kwargs)
@@ -143,6 +151,8 @@ class StepEngine(Engine):
 
     def zero_grad(self, set_to_none=True):
         self._has_standing = False
+        if self.comm_hook is not None:
+            self.comm_hook.begin()
         if self._pending:
             self.core.zero_grad()
         self._pending, self._counted = 0, self.core.gradient_count

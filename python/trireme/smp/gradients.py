@@ -4,7 +4,7 @@ import torch
 
 from .._native import core
 from ..errors import ConfigError, StateError
-from . import program, ranks
+from . import joining, program, ranks
 from .config import state
 
 
@@ -79,6 +79,7 @@ def unscaling(original):
         model = program.model_or_none()
         if model is None or optimizer is not program.optimizer_or_none():
             return original(scaler, optimizer, inv_scale, found_inf, allow_fp16)
+        joining.refuse(model, "GradScaler.unscale_()")
         if state.cfg.fp16:
             raise StateError("GradScaler: `fp16` = true has a loss scale of its own, smp.DistributedOptimizer(static_loss_scale, dynamic_loss_scale); leave the scaler out")
         parts = _reduced(model.engine("scaler.unscale_()"), "scaler.unscale_()")
@@ -97,7 +98,10 @@ def _reduced(engine, call):
     the same parameters on its ranks. Collective."""
     if not engine.has_gradients:
         raise StateError(f"{call}: no step function has called backward() since gradients were dropped or taken; call the @smp.step function first")
-    engine.core.reduce_gradients()
+    if engine.comm_hook is not None:
+        engine.comm_hook.reduce(engine)
+    else:
+        engine.core.reduce_gradients()
     own = [parameter for name, parameter in engine.module.named_parameters() if engine.homes[name] == engine.stage and parameter.requires_grad]
     parts = {parameter: core.gradient_part(parameter) for parameter in own}
     return {parameter: part for parameter, part in parts.items() if part is not None}

@@ -12,7 +12,8 @@ from .. import agreement
 from .. import ranks as world_ranks
 from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
 from ..log import logger
-from . import casts, delayed, entries, inside, offload, program, ranks, readers, states, trace
+from . import casts, delayed, entries, inside, joining, offload, program, ranks, readers, states, trace
+from .comm_hook import CommHook
 from .config import state
 from .engine import StepEngine
 from .nn import queries
@@ -26,14 +27,6 @@ class Unwound(BaseException):
     def __init__(self, args, kwargs):
         super().__init__()
         self.args_of_call, self.kwargs_of_call = args, kwargs
-
-
-def _later(name, fix):
-    def refuse(self, *args, **kwargs):
-        raise UnsupportedError(f"DistributedModel.{name}() is not there yet; {fix}")
-
-    refuse.__name__, refuse.__doc__ = name, "Raises UnsupportedError: it is not there yet."
-    return refuse
 
 
 class DistributedModel(torch.nn.Module):
@@ -85,6 +78,8 @@ class DistributedModel(torch.nn.Module):
         self._after_partition, self._after_step = collections.OrderedDict(), collections.OrderedDict()
         self.__dict__["_engine"] = None  # not one of the model's modules
         self._is_plain = False  # cpu() has been called
+        self._comm_hook = None
+        self.joined = None  # the Join that the program is in
         self._waiting = []  # state dicts for tensors without memory, and whether they have to fit
         self._watching = contextlib.ExitStack()  # of modules that begin and end
         program.set_model(self)
@@ -120,6 +115,7 @@ class DistributedModel(torch.nn.Module):
         absent = delayed.names_of(self.module)
         delayed.give(self.module, trace.homed_tensors(self.module), homes, ranks.pp_rank())
         self.__dict__["_engine"] = StepEngine(self.module, homes, agreed=absent, **self._options)
+        self._engine.comm_hook = self._comm_hook
         if ranks.pp_size() > 1:
             self._watching = entries.watch(self.module, self._engine)
         if ranks.pp_size() > 1:
@@ -189,8 +185,37 @@ class DistributedModel(torch.nn.Module):
         for root, gradient in zip(roots, gradients):
             engine.backward(root, gradient)
 
+    def join(self, divide_by_initial_world_size=True, enable=True, throw_on_early_termination=False):
+        """A context, as that of torch's DistributedDataParallel, in which copies of the model may have different
+        numbers of batches: at its end those that have none any more follow the others, with gradients of 0. Collective.
+
+        divide_by_initial_world_size    False: gradients are means over the copies that have a batch
+        enable                          False: a context that does nothing
+        throw_on_early_termination      True: a StateError on every rank when the first has no batch
+        """
+        return joining.join(self, divide_by_initial_world_size, enable, throw_on_early_termination)
+
+    def register_comm_hook(self, state, callable):  # pylint: disable=redefined-outer-name, redefined-builtin
+        """`callable(state, bucket)` joins the gradients of data-parallel ranks, as torch's DistributedDataParallel has
+        it, in optimizer.step() or what reads them before. It gets sums over micro-batches.
+
+        Raises  ConfigError, UnsupportedError, StateError: it cannot be called, or there is one.
+        """
+        if self._comm_hook is not None:
+            raise StateError("DistributedModel.register_comm_hook(): there is one already")
+        self._comm_hook = CommHook(state, callable)
+        if self._engine is not None:
+            self._engine.comm_hook = self._comm_hook
+
+    @property
+    def has_own_buffers(self):
+        """Whether data-parallel ranks keep their own buffers."""
+        return self._options["own_buffers"]
+
     def zero_grad(self, set_to_none=True):
         """Drops gradients. Collective."""
+        if self.joined is not None:
+            self.joined.meet("zero_grad()")
         if self._engine is not None:
             self._engine.zero_grad(set_to_none)
 
@@ -251,6 +276,7 @@ class DistributedModel(torch.nn.Module):
     def local_state_dict(self):
         """The module's state_dict() of the tensors whose home is this rank's stage, as copies on the host, and
         `_smp_is_partial`: True."""
+        joining.refuse(self, "DistributedModel.local_state_dict()")
         return states.local(self.module, self.engine("local_state_dict()"))
 
     def state_dict(self, gather_to_rank0=False):
@@ -259,6 +285,7 @@ class DistributedModel(torch.nn.Module):
 
         Raises  CommTimeoutError: a stage does not call it.
         """
+        joining.refuse(self, "DistributedModel.state_dict()")
         if not self.partitioned or len(ranks.get_whole_group()) == 1:
             return states.alone(self.module)
         return states.whole("DistributedModel.state_dict()", self.module, self._engine, gather_to_rank0)
@@ -270,6 +297,7 @@ class DistributedModel(torch.nn.Module):
 
         Returns what the module's does. Raises  ShapeError, StateError: it does not fit.
         """
+        joining.refuse(self, "DistributedModel.load_state_dict()")
         if not self.partitioned and delayed.names_of(self.module):
             states.check_fits(self.module, state_dict, strict)
             self._waiting.append((state_dict, strict))
@@ -282,10 +310,12 @@ class DistributedModel(torch.nn.Module):
     def save_checkpoint(self, save_dir, tag=None, **options):
         """All that training needs, as save_dir/tag, which any number of stages loads; as Engine.save_checkpoint().
         Collective."""
+        joining.refuse(self, "DistributedModel.save_checkpoint()")
         return self.engine("save_checkpoint()").save_checkpoint(save_dir, tag, **options)
 
     def load_checkpoint(self, load_dir, tag=None, **options):
         """Continues where save_checkpoint() has saved; as Engine.load_checkpoint(). Collective."""
+        joining.refuse(self, "DistributedModel.load_checkpoint()")
         return self.engine("load_checkpoint()").load_checkpoint(load_dir, tag, **options)
 
     def cpu(self):
@@ -293,6 +323,7 @@ class DistributedModel(torch.nn.Module):
         called anywhere. The engine is spent; a second call does nothing. Collective. Returns the model."""
         if self._is_plain:
             return self
+        joining.refuse(self, "DistributedModel.cpu()")
         with torch.no_grad():
             if self.partitioned:
                 values = states.whole("DistributedModel.cpu()", self.module, self._engine, False)
@@ -304,11 +335,6 @@ class DistributedModel(torch.nn.Module):
             self.__dict__["_engine"] = None
         self._is_plain = True
         return self
-
-    # --- what is not there yet ---------------------------------------------------------------------------------------
-
-    join = _later("join", "give every rank as many batches")
-    register_comm_hook = _later("register_comm_hook", "gradients are averaged over the ranks that have the same parameters")
 
     def to(self, *args, **kwargs):
         """Nothing: the library moves the model to this rank's device. Raises UnsupportedError: a dtype."""

@@ -6,7 +6,7 @@ from ..errors import ConfigError, UnsupportedError
 from ..training.client_optimizer import refuse_known
 from ..training.optimizer_copy import is_optimizer, without_global_hooks
 from ..training.own_step import set_step
-from . import gradients, program, settings, states
+from . import gradients, joining, program, settings, states
 from .config import state
 from .optimizers import FusedLamb
 
@@ -26,6 +26,7 @@ def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=Fa
     refuse_known(optimizer)
     settings.set_loss_scale_of(optimizer, section)
     optimizer.overflow, optimizer.loss_scale = False, settings.first_scale(section)
+    optimizer._global_grad_norm = None  # smp's name
     optimizer.steps_engine = True  # for those who look at every optimizer
     optimizer._step_supports_amp_scaling = False  # a scaler unscales gradients before step(), a fused update's too
     if isinstance(optimizer, FusedLamb):
@@ -46,6 +47,9 @@ def _step(optimizer, closure=None):
     if closure is not None:
         raise UnsupportedError("optimizer.step(closure) is not there yet; call the @smp.step function first")
     engine = _engine("optimizer.step()")
+    joined = program.model("optimizer.step()").joined
+    if joined is not None:
+        joined.meet_update(optimizer)
     with without_global_hooks():
         if isinstance(optimizer, FusedLamb) and math.isfinite(optimizer.max_grad_norm):
             gradients.limit(engine, "optimizer.step()", optimizer.max_grad_norm)
@@ -54,12 +58,14 @@ def _step(optimizer, closure=None):
 
 
 def _tell_scale(optimizer, engine):
-    """Sets what programs read of FP16_Optimizer: whether the step was skipped, and the next one's scale. Waits for a
-    device."""
+    """Sets what programs read of FP16_Optimizer: whether the step was skipped, the next one's scale, and the norm where
+    `sdp_gradient_clipping` has limited it. Waits for a device."""
     if state.cfg.half is not None:
         optimizer.overflow = not engine.core.was_step_applied()
     if state.cfg.fp16:
         optimizer.loss_scale = engine.core.loss_scale
+    if state.cfg.sharded_data_parallel_degree > 1:
+        optimizer._global_grad_norm = engine.core.get_global_grad_norm()
 
 
 def _zero_grad(_optimizer, set_to_none=True):
@@ -73,18 +79,23 @@ def _zero_grad(_optimizer, set_to_none=True):
 
 def _clip_master_grads(_optimizer, max_norm, norm_type=2.0):
     """As torch.nn.utils.clip_grad_norm_(), of the gradients of all stages. Returns their norm before. Collective."""
+    joined = program.model("optimizer.clip_master_grads()").joined
+    if joined is not None:
+        joined.meet("optimizer.clip_master_grads()", max_norm=float(max_norm), norm_type=float(norm_type))
     return gradients.clip(_engine("optimizer.clip_master_grads()"), "optimizer.clip_master_grads()", max_norm, norm_type)
 
 
 def _local_state_dict(optimizer, gather_if_shard=True):
     """As torch's state_dict(), with the states of this stage's parameters, under their numbers in the whole. Where
     ranks share them (`shard_optimizer_state`) collective over these, and without `gather_if_shard` each has some."""
+    joining.refuse(program.model_or_none(), "optimizer.local_state_dict()")
     return states.optimizer_local("optimizer.local_state_dict()", optimizer, _engine("optimizer.local_state_dict()"), gather_if_shard)
 
 
 def _state_dict(optimizer):
     """As torch's, of the whole model, on the host. Collective over the stages once tensors have their homes."""
     model = program.model_or_none()
+    joining.refuse(model, "optimizer.state_dict()")
     if model is None or not model.partitioned:
         waiting = program.waiting_states(optimizer) or {}
         return {**waiting, **type(optimizer).state_dict(optimizer), **({"state": waiting["state"]} if waiting else {})}
@@ -97,6 +108,7 @@ def _load_state_dict(optimizer, state_dict, gather_if_shard=True):  # pylint: di
 
     Raises  StateError, ShapeError: it does not fit.
     """
+    joining.refuse(program.model_or_none(), "optimizer.load_state_dict()")
     if states.is_partial(state_dict):
         state_dict = states.optimizer_joined("optimizer.load_state_dict()", state_dict)
     type(optimizer).load_state_dict(optimizer, {**state_dict, "state": {}})

@@ -6,10 +6,13 @@ from .containers import rebuilt
 
 
 class StepOutput:
-    """A tensor that a step function returned, as each micro-batch has it, in their order."""
+    """A tensor that a step function returned, as each micro-batch has it, in their order.
 
-    def __init__(self, outputs):
-        self._outputs = list(outputs)
+    shares      what part of the batch's samples each micro-batch has; None: all have as many
+    """
+
+    def __init__(self, outputs, shares=None):
+        self._outputs, self._shares = list(outputs), shares
 
     @property
     def outputs(self):
@@ -21,8 +24,10 @@ class StepOutput:
         return self._sum("reduce_sum")
 
     def reduce_mean(self):
-        """Their mean."""
-        return self._sum("reduce_mean") / len(self._outputs)
+        """Their mean; each counts by its samples."""
+        if self._shares is None:
+            return self._sum("reduce_mean") / len(self._outputs)
+        return StepOutput([output * share for output, share in zip(self._outputs, self._shares)])._sum("reduce_mean")
 
     def concat(self):
         """One tensor, joined along dim 0: that of the samples."""
@@ -52,24 +57,24 @@ class StepOutput:
             raise ShapeError(f"StepOutput.{name}(): micro-batches have outputs of the shapes {shapes}; read .outputs")
 
 
-def merged(results):
+def merged(results, shares=None):
     """The result of a step, of the function's results for each micro-batch: a StepOutput in the place of each tensor,
-    also within tuples, lists and dicts, and a list of all values in the place of anything else.
+    also within tuples, lists and dicts, and a list of all values in the place of anything else. `shares`: StepOutput's.
 
     Raises  ShapeError: tensors in containers that differ between micro-batches.
     """
-    return _merged(list(results), "the result")
+    return _merged(list(results), "the result", shares)
 
 
-def _merged(results, path):
+def _merged(results, path, shares):
     first = results[0]
     if all(isinstance(result, torch.Tensor) for result in results):
-        return StepOutput(results)
+        return StepOutput(results, shares)
     if all(type(result) is type(first) for result in results):
         if isinstance(first, dict) and all(list(result) == list(first) for result in results):
-            return rebuilt(first, {key: _merged([result[key] for result in results], f"{path}[{key!r}]") for key in first})
+            return rebuilt(first, {key: _merged([result[key] for result in results], f"{path}[{key!r}]", shares) for key in first})
         if isinstance(first, (list, tuple)) and all(len(result) == len(first) for result in results):
-            return rebuilt(first, [_merged([result[index] for result in results], f"{path}[{index}]") for index in range(len(first))])
+            return rebuilt(first, [_merged([result[index] for result in results], f"{path}[{index}]", shares) for index in range(len(first))])
     if any(_holds_tensors(result) for result in results):
         raise ShapeError(f"smp.step: {path} has tensors in one micro-batch and something else in another ({', '.join(map(_named, results))}); return the same "
                          "structure for each, or numbers by .item()")

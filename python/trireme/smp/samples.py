@@ -45,20 +45,28 @@ class Rows:
 
 
 def joined(call, splitter, batches):
-    """(`batches`, (args, kwargs) of each micro-batch, with the samples of all ranks that share layers, Rows of their
-    results). Collective over the world.
+    """(`batches`, (args, kwargs) of each micro-batch, with the samples of all ranks that share layers, the Rows of each
+    one's results). Collective over the world.
 
     Raises  StateError, on every rank: these ranks have arguments of other sizes, or other values where nothing is by
             samples. UnsupportedError: samples that have no order, or get gradients.
     """
     places = [splitter.mapped(*batch, lambda name, axis, value: _marked(call, name, axis, value)) for batch in batches]
-    found = []
-    templates = [_mapped(lambda one: found.append(one) or one.text, place) for place in places]
+    found, ends = [], []
+    templates = []
+    for place in places:
+        templates.append(_mapped(lambda one: found.append(one) or one.text, place))
+        ends.append(len(found))
     _check_alike(call, Description(templates).text)
     of_ranks = messages.of_all(call, [one.tensor.detach().contiguous().cpu() for one in found], ranks.get_tp_group())
     whole = iter(torch.cat(parts, one.axis).to(one.tensor.device) for one, *parts in zip(found, *of_ranks))
-    counts = frozenset(one.tensor.size(one.axis) * ranks.tp_size() for one in found)
-    return [_mapped(lambda one: next(whole), place) for place in places], Rows(counts, all(one.axis == 0 for one in found))
+    rows = [_rows(found[begin:end]) for begin, end in zip([0, *ends], ends)]
+    return [_mapped(lambda one: next(whole), place) for place in places], rows
+
+
+def _rows(found):
+    """The Rows of a micro-batch with these _Samples."""
+    return Rows(frozenset(one.tensor.size(one.axis) * ranks.tp_size() for one in found), all(one.axis == 0 for one in found))
 
 
 def _marked(call, name, axis, value):

@@ -11,7 +11,7 @@ import types
 import torch
 
 from ..errors import ConfigError, StateError, UnsupportedError
-from . import inputs, kept, program, ranks, samples, trace
+from . import inputs, kept, program, ranks, samples, trace, weights
 from .config import state
 from .containers import rebuilt
 from .model import Unwound
@@ -31,7 +31,8 @@ def step(function=None, *, non_split_inputs=(), input_split_axes=None, detach_ou
     input_split_axes    {name of an argument: dim along which its tensors are cut}; 0 for all others
     """
     if detach_outputs is not True:
-        raise UnsupportedError("smp.step(detach_outputs=False) is not there yet: results are detached; leave it out")
+        raise UnsupportedError(f"smp.step(detach_outputs={detach_outputs!r}): results are detached, since the graph behind them is on several ranks, and its backward passes "
+                               "have run; call model.backward() inside of the function, and leave it out")
     if function is None:
         return functools.partial(step, non_split_inputs=non_split_inputs, input_split_axes=input_split_axes)
     if not callable(function):
@@ -56,16 +57,19 @@ class Step:
         if program.running() is not None:
             raise StateError(f"{self._name} was called inside of another step function; call the plain function there")
         model = program.model(self._name)
+        if model.joined is not None:
+            model.joined.meet_step(self, self._name, args, kwargs)
         micro_batches = state.cfg.microbatches
         agenda = {"the step function": self._name, "torch.is_grad_enabled()": torch.is_grad_enabled(), "model.training": model.training}
         args, kwargs = inputs.agreed(self._name, args, kwargs, agenda)
-        batches, rows = self._splitter.split(args, kwargs, micro_batches), None
+        parts = self._splitter.split(args, kwargs, micro_batches)
+        batches, rows = parts.batches, None
         if ranks.tp_size() > 1 and not state.cfg.prescaled_batch:
             batches, rows = samples.joined(self._name, self._splitter, batches)
         if not model.partitioned:
             self._partition(model, batches)
         with _without_inference_mode(), torch.no_grad() if state.cfg.pipeline == "_only_forward" else contextlib.nullcontext():
-            return self._run(model, batches, rows)
+            return self._run(model, batches, rows, parts.shares)
 
     def _partition(self, model, batches):
         """Runs until the model is called, whose tensors get their homes then. Collective."""
@@ -89,9 +93,12 @@ class Step:
                 raise StateError(f"{self._name}: rank {rank} failed before it called the model: {text}")
         model.partition(call.args_of_call, call.kwargs_of_call)
 
-    def _run(self, model, batches, rows):
+    def _run(self, model, batches, rows, shares):
         templates = [None] * len(batches)
         contexts = [contextvars.copy_context() for _ in batches]  # a micro-batch may run in a thread of its own
+        factor = 1.0 if model.joined is None else model.joined.factor
+        for context, share in zip(contexts, shares or [None] * len(batches)):
+            context.run(weights.begin, None if share is None else share * len(batches), factor)
         engine = model.engine(self._name)
         takes_turns = not engine.over_one_stage and torch.is_grad_enabled() and state.cfg.schedule != "sequential"
         watch = kept.Watch(model.module, engine.core.changes_state) if takes_turns else None
@@ -109,11 +116,11 @@ class Step:
                 templates[index], tensors = taken(result)
             return tensors
 
-        with kept.seen() if watch else contextlib.nullcontext():
+        with kept.seen() if watch else contextlib.nullcontext(), model.joined.stepping() if model.joined else contextlib.nullcontext():
             outputs = engine.run(len(batches), of_micro_batch, self._key)
         if rows is not None:
-            outputs = [[rows.of_this_rank(self._name, tensor) for tensor in tensors] for tensors in outputs]
-        result = merged([filled(template, tensors) for template, tensors in zip(templates, outputs)])
+            outputs = [[row.of_this_rank(self._name, tensor) for tensor in tensors] for row, tensors in zip(rows, outputs)]
+        result = merged([filled(template, tensors) for template, tensors in zip(templates, outputs)], shares)
         model.finish_step()
         return result
 

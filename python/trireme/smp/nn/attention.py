@@ -1,10 +1,13 @@
 """Attention: over packed queries, keys and values, and the block of a transformer."""
+import functools
 import math
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 from ...errors import ConfigError, ShapeError
+from ..config import state
 from .layers import DistributedLinear, initialise
 from .module import DistributedModule, check_probability, refuse, taken_apart
 
@@ -107,13 +110,17 @@ def add_norms(module, hidden_size, epsilon, pre_layernorm, post_layernorm):
 
 
 def attend(query_BNSD, key_BNTD, value_BNTD, mask, *, is_causal, dropout, scale=None):
-    """[B, N, S, D]. `mask` is added to the scores; with `is_causal` a token sees those up to itself alone."""
+    """[B, N, S, D]. `mask` is added to the scores; with `is_causal` a token sees those up to itself alone. With
+    `checkpoint_attentions` it is computed again in the backward pass."""
     if mask is not None:
         mask = mask.to(query_BNSD.dtype)
         if is_causal:
             future_ST = torch.ones(query_BNSD.size(2), key_BNTD.size(2), dtype=torch.bool, device=mask.device).triu(1)
             mask = torch.where(future_ST, float("-inf"), mask)
-    return scaled_dot_product_attention(query_BNSD, key_BNTD, value_BNTD, attn_mask=mask, dropout_p=dropout, is_causal=is_causal and mask is None, scale=scale)
+    compute = functools.partial(scaled_dot_product_attention, dropout_p=dropout, is_causal=is_causal and mask is None, scale=scale)
+    if state.is_initialized and state.cfg.checkpoint_attentions and torch.is_grad_enabled():
+        return checkpoint(compute, query_BNSD, key_BNTD, value_BNTD, mask, use_reentrant=False)
+    return compute(query_BNSD, key_BNTD, value_BNTD, mask)
 
 
 def _check_given(is_needed, **values):
