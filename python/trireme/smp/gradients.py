@@ -73,8 +73,8 @@ def _multiply(parts, factor):
 def unscaling(original):
     """A scaler's unscale_(): of a DistributedOptimizer, whose gradients are not in `.grad`. All ranks find the same."""
     def unscale(scaler, optimizer, inv_scale, found_inf, allow_fp16):
-        model = program.model_or_none()
-        if model is None or optimizer is not program.optimizer_or_none():
+        model = program.model_of(optimizer)
+        if model is None or optimizer is not program.optimizer_of(model):
             return original(scaler, optimizer, inv_scale, found_inf, allow_fp16)
         if state.cfg.fp16:
             raise StateError("GradScaler: `fp16` = true has a loss scale of its own, smp.DistributedOptimizer(static_loss_scale, dynamic_loss_scale); leave the scaler out")
@@ -94,6 +94,7 @@ def _reduced(engine, call):
     the same parameters on its ranks. Collective."""
     if not engine.has_gradients:
         raise StateError(f"{call}: no step function has called backward() since gradients were dropped or taken; call the @smp.step function first")
+    engine.refuse_mixed(call)
     engine.core.reduce_gradients()
     own = [parameter for name, parameter in engine.module.named_parameters() if engine.homes[name] == engine.stage and parameter.requires_grad]
     parts = {parameter: core.gradient_part(parameter) for parameter in own}
