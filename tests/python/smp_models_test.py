@@ -1,5 +1,5 @@
-"""Several models in one program under smp's names: losses, gradients and weights are those of plain PyTorch, bit by bit,
-on one stage, on two, and on two that data-parallel ranks have twice."""
+"""Several models in one program under smp's names: losses, gradients and weights are those of plain PyTorch, bit by
+bit, on one stage, on two, and on two that data-parallel ranks have twice."""
 from harness import RankServer, main
 from smp_programs import Case
 

@@ -90,8 +90,8 @@ class StepEngine(Engine):
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def run(self, micro_batches, function, name, model, others=()):
-        """The step function `name`: `function` on each micro-batch. What it returned of each, detached, with its numbers
-        on every stage. `model` is this engine's, `others` are those of other models. Collective."""
+        """The step function `name`: `function` on each micro-batch. What it returned of each, detached, with its
+        numbers on every stage. `model` is this engine's, `others` are those of other models. Collective."""
         engines = self, *others
         for engine in engines:
             engine._refuse_outside("smp.step")
@@ -117,7 +117,8 @@ class StepEngine(Engine):
         return outputs
 
     def _whole_of(self, function, micro_batch):
-        """The results of `function`, each whole on every rank that shares layers; with several stages the core does that."""
+        """The results of `function`, each whole on every rank that shares layers; with several stages the core does
+        that."""
         with self._cutting():
             tensors = function(micro_batch)
             return [self.core.gather(tensor) if self.over_one_stage and self.core.is_part(tensor) else tensor for tensor in tensors]
@@ -184,5 +185,5 @@ def _under_all_names(module, homes):
 
 
 def memory_of(tensor):
-    """What tensors that share memory have alike."""
+    """A key of the memory of a tensor, alike for all that share it."""
     return wholes.storage_of(tensor)._cdata  # pylint: disable=protected-access
