@@ -2,175 +2,70 @@
 bit, on one stage, on two, and on two that data-parallel ranks have twice."""
 from harness import RankServer, main
 from smp_programs import Case
+from smp_several import BOTH, GAN, JOINT, SeveralCase
 
 RankServer.imports = ("torch._dynamo",)  # which optimizers of torch import
 
-# Programs are written once. With Plain in the place of smp's names they are those of plain PyTorch, which adds up
-# micro-batches.
-_BOTH = """
-    import copy
 
-    class Plain:
-        '''The names of a program, of plain PyTorch.'''
-        parameters = []
-        @staticmethod
-        def model(net):
-            Plain.parameters += net.parameters()
-            return net
-        @staticmethod
-        def optimizer(optimizer):
-            return optimizer
-        @staticmethod
-        def backward(model, loss):
-            (loss / MICRO_BATCHES).backward()
-        @staticmethod
-        def step(function):
-            '''On the samples of all data-parallel ranks, whose gradients are averaged.'''
-            def run(*batch):
-                copies, found, sums = smp.dp_size(), [], []
-                for index in range(copies):
-                    before = [p.grad for p in Plain.parameters]
-                    for p in Plain.parameters:
-                        p.grad = None
-                    own = [tensor.chunk(copies)[index] for tensor in batch]
-                    found.append([function(*(tensor.chunk(MICRO_BATCHES)[index] for tensor in own)) for index in range(MICRO_BATCHES)])
-                    for p, grad in zip(Plain.parameters, before):
-                        p.grad = grad if p.grad is None else p.grad / copies if grad is None else grad + p.grad / copies
-                return found[smp.dp_rank()]
-            return run
-        @staticmethod
-        def losses(found):
-            return [loss.item() for loss in found]
-        @staticmethod
-        def gradients(model):
-            return {name: bits(p.grad) for name, p in model.named_parameters() if p.grad is not None}
-        @staticmethod
-        def weights(model):
-            return {name: bits(tensor) for name, tensor in model.state_dict().items()}
-
-    class Smp:
-        model, optimizer = smp.DistributedModel, smp.DistributedOptimizer
-        @staticmethod
-        def step(function):
-            inner = smp.step(function)
-            return lambda *batch: inner(*(tensor.chunk(smp.dp_size())[smp.dp_rank()] for tensor in batch))
-        @staticmethod
-        def backward(model, loss):
-            model.backward(loss)
-        @staticmethod
-        def losses(found):
-            return [loss.item() for loss in found.outputs]
-        @staticmethod
-        def gradients(model):
-            return {name: value for name, value in gradients(model).items() if value is not None}
-        @staticmethod
-        def weights(model):
-            return {name: bits(tensor) for name, tensor in model.state_dict().items()}
-
-    def block(inputs, outputs):
-        return nn.Sequential(nn.Linear(inputs, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, outputs))
-
-    def adam(model):
-        return torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
-
-    def both(program, *nets):
-        '''What `program` gives of smp and of plain PyTorch, with the same nets.'''
-        kept = [copy.deepcopy(net) for net in nets]
-        state = torch.get_rng_state()
-        expected = program(Plain, *kept)
-        torch.set_rng_state(state)
-        return [program(Smp, *nets), expected]
-"""
-
-_GAN = """
-    def gan(names, g, d):
-        g, d = names.model(g), names.model(d)
-        for_g, for_d = names.optimizer(adam(g)), names.optimizer(adam(d))
-        ones, zeros = torch.ones(8, 1), torch.zeros(8, 1)
-
-        @names.step
-        def train_d(real, noise, one, zero):
-            with torch.no_grad():
-                fake = g(noise)
-            loss = F.binary_cross_entropy_with_logits(d(real), one) + F.binary_cross_entropy_with_logits(d(fake), zero)
-            names.backward(d, loss)
-            return loss
-
-        @names.step
-        def train_g(noise, one):
-            loss = F.binary_cross_entropy_with_logits(d(g(noise)), one)
-            names.backward(g, loss)
-            return loss
-
-        found = []
-        for _ in range(3):
-            real, noise = torch.randn(8, 6), torch.randn(8, 4)
-            for_d.zero_grad()
-            losses = names.losses(train_d(real, noise, ones, zeros))
-            found.append([losses, names.gradients(d)])
-            for_d.step()
-            for_g.zero_grad()
-            losses = names.losses(train_g(noise, ones))
-            found.append([losses, names.gradients(g)])
-            for_g.step()
-        return [found, names.weights(g), names.weights(d)]
-"""
-
-
-_JOINT = """
-    def joint(names, first, second):
-        first, second = names.model(first), names.model(second)
-        for_first, for_second = names.optimizer(adam(first)), names.optimizer(torch.optim.SGD(second.parameters(), lr=0.125, momentum=0.5))
-
-        @names.step
-        def train_both(x, y):
-            loss = F.cross_entropy(second(torch.relu(first(x))), y)
-            names.backward(second, loss)
-            return loss
-
-        @names.step
-        def train_first(x, y):
-            loss = F.mse_loss(first(x), x)
-            names.backward(first, loss)
-            return loss
-
-        found = []
-        for step in (train_both, train_first, train_both, train_both):
-            for_first.zero_grad(), for_second.zero_grad()
-            losses = names.losses(step(torch.randn(8, 6), torch.randint(3, (8,))))
-            found.append([losses, names.gradients(first), names.gradients(second)])
-            for_first.step()
-            if step is train_both:
-                for_second.step()
-        return [found, names.weights(first), names.weights(second)]
-"""
-
-
-class Bits(Case):
-    def assert_bits_of_pytorch(self, text, ranks=(1, 2)):
-        for size in ranks:
-            with self.subTest(size):
-                found, expected = self.ran(size, _BOTH + text)
-                self.assertEqual(found, expected)
-
+class Bits(SeveralCase):
     def test_gan(self):
-        self.assert_bits_of_pytorch(_GAN + """
+        self.assert_bits_of_pytorch(GAN + """
     begin()
     result = both(gan, block(4, 6), block(6, 1))
 """)
 
     def test_two_models_by_one_loss_and_one_of_them_alone(self):
-        self.assert_bits_of_pytorch(_JOINT + """
+        self.assert_bits_of_pytorch(JOINT + """
     begin()
     result = both(joint, block(6, 6), block(6, 3))
 """)
 
     def test_two_stages_that_data_parallel_ranks_have_twice(self):
         """Each rank takes samples of its own."""
-        self.assert_bits_of_pytorch(_JOINT + """
+        self.assert_bits_of_pytorch(JOINT + """
     begin(partitions=2, ddp=True)
     result = both(joint, block(6, 6), block(6, 3))
 """, ranks=(4,))
+
+    def test_placed_by_hand_on_opposite_stages(self):
+        self.assert_bits_of_pytorch(GAN + """
+    begin(auto_partition=False, default_partition=1)
+    g, d = block(4, 6), block(6, 1)
+    smp.set_partition(d, 0)
+    result = both(gan, g, d)
+""", ranks=(2,))
+
+    def test_one_that_is_made_between_steps_on_one_stage(self):
+        self.assert_bits_of_pytorch("""
+    begin()
+    def program(names, net, other):
+        net, found = names.model(net), []
+        optimizer = names.optimizer(adam(net))
+
+        @names.step
+        def first(x):
+            loss = net(x).square().mean()
+            names.backward(net, loss)
+            return loss
+
+        found.append(names.losses(first(torch.randn(8, 6))))
+        optimizer.step()
+        other = names.model(other)
+        for_other = names.optimizer(adam(other))
+
+        @names.step
+        def second(x):
+            loss = (net(x) - other(x)).square().mean()
+            names.backward(net, loss)
+            return loss
+
+        optimizer.zero_grad(), for_other.zero_grad()
+        found.append(names.losses(second(torch.randn(8, 6))))
+        found.append([names.gradients(net), names.gradients(other)])
+        optimizer.step(), for_other.step()
+        return [found, names.weights(net), names.weights(other)]
+    result = both(program, block(6, 3), block(6, 3))
+""", ranks=(1,))
 
     def test_a_teacher_without_gradients_and_a_student(self):
         """The teacher is used under no_grad(), or frozen, with batch norm in it; the student is made first."""
@@ -235,7 +130,7 @@ class Bits(Case):
 
 
 class Programs(Case):
-    _ACTORS = _BOTH + """
+    _ACTORS = BOTH + """
     begin()
     def made():
         torch.manual_seed(3)
@@ -322,7 +217,7 @@ class Programs(Case):
 
 class Refused(Case):
     def test_what_is_not_there_yet(self):
-        found = self.ran(2, _BOTH + """
+        found = self.ran(2, BOTH + """
     begin()
     shared = block(6, 6)
     class Outer(nn.Module):
@@ -359,7 +254,7 @@ class Refused(Case):
         for ranks, options, part in ((2, "fp16=True", "`fp16`"), (2, "partitions=1, ddp=True, tensor_parallel_degree=2", "`tensor_parallel_degree` above 1"),
                                      (2, "partitions=1, ddp=True, sharded_data_parallel_degree=2", "`sharded_data_parallel_degree` above 1")):
             with self.subTest(options):
-                found = self.ran(ranks, _BOTH + f"""
+                found = self.ran(ranks, BOTH + f"""
     begin({options})
     first = smp.DistributedModel(block(6, 6))
     result = told(lambda: smp.DistributedModel(block(6, 6)))
