@@ -431,8 +431,11 @@ class StepEngine(EngineBase):
     """trireme::StepEngine of the stage that owns these tensors of a Python module here."""
 
     def __init__(self, world: World, topology: Topology, module: Module, homes: Mapping[str, int], config: Config, groups: Sequence[Any],
-                 make_client: Any, output: str, pipeline: str, active_micro_batches: int, facts: Any = None) -> None:
-        """`homes`: the stage of each parameter and persistent buffer, by every name that it has. `facts`: as Engine's."""
+                 make_client: Any, output: str, pipeline: str, active_micro_batches: int, facts: Any = None, beside: StepEngine | None = None) -> None:
+        """`homes`: the stage of each parameter and persistent buffer, by every name that it has. `facts`: as Engine's.
+        `beside`: an engine of another model, whose step functions use this one, too."""
+    def leave_steps(self) -> None:
+        """Steps are no longer this model's, which is used no more."""
     def step(self, micro_batches: int, program: Callable[[int], Sequence[Tensor]], name: str) -> list[list[Tensor]]:
         """Runs `program` for each micro-batch: what it returned, detached, with its numbers on every stage."""
     def backward(self, root: Tensor, gradient: Tensor | None = None) -> None: ...

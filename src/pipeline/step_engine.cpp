@@ -118,8 +118,8 @@ void own_all(Ownership& ownership, const torch::nn::Module& model, const std::ma
 }  // namespace
 
 detail::OwnedStage::OwnedStage(Group& world, const Topology& topology, torch::nn::Module& model,
-                               const StageOf& stage_of, const InitializeOptions& given)
-    : grid(std::make_unique<Grid>(world, topology)), options(given) {
+                               const StageOf& stage_of, const InitializeOptions& given, const OwnedStage* beside)
+    : grid(beside != nullptr ? beside->grid : std::make_shared<Grid>(world, topology)), options(given) {
   Group& stages = grid->along({"pipe"});
   set_stages(options, stages.size());
   options.has_ownership = true;
@@ -153,7 +153,7 @@ detail::OwnedStage::OwnedStage(Group& world, const Topology& topology, torch::nn
   });
   const auto parameters = model.parameters();
   const c10::Device device = parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device();
-  ownership = std::make_unique<Ownership>(stages, device);
+  ownership = beside != nullptr ? beside->ownership : std::make_shared<Ownership>(stages, device);
   cast_remote(model, by_name, own, config.precision);
   own_all(*ownership, model, by_name, /*are_here=*/false);
   homes = by_name;
@@ -161,9 +161,15 @@ detail::OwnedStage::OwnedStage(Group& world, const Topology& topology, torch::nn
 
 StepEngine::StepEngine(Group& world, const Topology& topology, torch::nn::Module& model, const StageOf& stage_of,
                        const StepRunnerOptions& step, const InitializeOptions& options)
-    : StepEngine(detail::OwnedStage(world, topology, model, stage_of, options), model, step) {}
+    : StepEngine(detail::OwnedStage(world, topology, model, stage_of, options, nullptr), model, &step, nullptr) {}
 
-StepEngine::StepEngine(detail::OwnedStage stage, torch::nn::Module& model, const StepRunnerOptions& step)
+StepEngine::StepEngine(StepEngine& beside, torch::nn::Module& model, const StageOf& stage_of,
+                       const InitializeOptions& options)
+    : StepEngine(detail::OwnedStage(beside.grid->world(), beside.topology(), model, stage_of, options, &beside), model,
+                 nullptr, beside.runner_) {}
+
+StepEngine::StepEngine(detail::OwnedStage stage, torch::nn::Module& model, const StepRunnerOptions* step,
+                       std::shared_ptr<StepRunner> runner)
     : OwnedStage(std::move(stage)),
       EngineBase(*grid, *part, OwnedStage::options),
       parameters_([&] {
@@ -172,13 +178,21 @@ StepEngine::StepEngine(detail::OwnedStage stage, torch::nn::Module& model, const
           if (item.value().defined()) watched.push_back({item.key(), item.value(), item.value().requires_grad()});
         return watched;
       }()),
-      runner_(training(), *grid, *ownership, step) {
+      runner_(runner ? std::move(runner) : std::make_shared<StepRunner>(*grid, *ownership, *step)) {
   if (TensorParallel* const slices = training().passes().find<TensorParallel>(); slices != nullptr && stages() > 1) {
     ownership->set_cuts(*slices);
     own_all(*ownership, model, homes, /*are_here=*/false);
   }
   // A Training gives its tensors memory of its own.
   own_all(*ownership, model, homes, /*are_here=*/true);
+  runner_->join(training(), [this] { check_parameters(); });
+}
+
+StepEngine::~StepEngine() { leave_steps(); }
+
+void StepEngine::destroy() {
+  EngineBase::destroy();
+  leave_steps();
 }
 
 void StepEngine::check_parameters() {

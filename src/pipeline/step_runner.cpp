@@ -80,19 +80,35 @@ std::vector<StagePass> passes_of(int micro_batches, int open) {
 
 class StepRunner::Impl {
  public:
-  Impl(Training& training, const Grid& grid, Ownership& ownership, const StepRunnerOptions& options)
-      : training_(training),
-        world_(grid.world()),
+  Impl(const Grid& grid, Ownership& ownership, const StepRunnerOptions& options)
+      : world_(grid.world()),
         ownership_(ownership),
         options_(checked(options)),
         stages_(grid.along({"pipe"}).clone(grid.along({"pipe"}).name() + "/step")),
         copy_(copy_of_model(grid).clone(copy_of_model(grid).name() + "/seed")),
-        all_(world_.clone(world_.name() + "/step")),
-        sums_whole_(trireme::sums_whole_gradients(training, world_)),
-        may_take_turns_(may_take_turns(training, sums_whole_)) {}
+        all_(world_.clone(world_.name() + "/step")) {}
+
+  void join(Training& training, std::function<void()> check) {
+    if (!members_.empty()) {
+      require_may_join(training);
+      require_may_join(*members_.front().training);
+    }
+    const bool sums_whole = trireme::sums_whole_gradients(training, world_);
+    members_.push_back({.training = &training,
+                        .check = std::move(check),
+                        .sums_whole = sums_whole,
+                        .may_take_turns = trireme::may_take_turns(training, sums_whole)});
+  }
+
+  void leave(const Training& training) noexcept {
+    std::erase_if(members_, [&](const Member& member) { return member.training == &training; });
+  }
 
   Outputs run(int micro_batches, const Program& program, const std::string& name) {
-    training_.condition().require_intact("step");
+    for (const Member& member : members_) {
+      member.training->condition().require_intact("step");
+      member.check();
+    }
     const CallerScope caller("step");
     const uint64_t seed = agreed_seed(micro_batches);
     failed_in_.clear();
@@ -101,17 +117,20 @@ class StepRunner::Impl {
 
   void backward(const at::Tensor& root, const at::Tensor& gradient) {
     ownership_.backward(root, gradient, [this](const at::Tensor& loss) {
-      if (loss.numel() == 1) training_.passes().check_loss(loss);
-      return training_.step().scale(loss);
+      // Where several take part, none has a scale or a pass that the others do not have.
+      const Training& first = *members_.front().training;
+      if (loss.numel() == 1) first.passes().check_loss(loss);
+      return first.step().scale(loss);
     });
   }
 
-  void end_window() {
-    training_.condition().require_intact("step");
+  void end_window(const Training& training) {
+    training.condition().require_intact("step");
+    const auto member = std::ranges::find_if(members_, [&](const Member& one) { return one.training == &training; });
     const CallerScope caller("optimizer.step");
-    require_equal_windows();
-    or_end([&] { training_.step().end_window(); });
-    passes_ = 0;
+    require_equal_windows(member->passes);
+    or_end([&] { training.step().end_window(); });
+    member->passes = 0;
   }
 
   const std::string& pipeline() const { return last_; }
@@ -120,15 +139,41 @@ class StepRunner::Impl {
   }
 
  private:
+  /// A Training whose gradients steps add up.
+  struct Member {
+    Training* training;
+    std::function<void()> check;  ///< before each step
+    bool sums_whole;              ///< the gradients of a step's micro-batches
+    bool may_take_turns;          ///< gradients have the same bits in the order of turns
+    int64_t passes = 0;           ///< backward passes since end_window()
+  };
+
+  /// A pass of several goes through the autograd engine once, and each ends its part of it.
+  static void require_may_join(const Training& training) {
+    const PagerPolicy& policy = training.pager().policy();
+    const auto refuse = [](const char* what) {
+      throw ConfigError(str("several models in one step function: ", what,
+                            " is not there yet with them; put the modules into one model, or leave it out"));
+    };
+    if (training.config().precision.needs_loss_scale()) refuse("a loss scale (fp16)");
+    if (policy.stage > 1) refuse("ZeRO stage 2 or 3");
+    if (policy.offload_ratio > 0) refuse("an offloaded optimizer");
+    if (policy.deterministic) refuse("\"deterministic\"");
+    if (training.groups().slices != nullptr && training.groups().slices->size() > 1) refuse("layers that ranks share");
+  }
+
+  bool may_take_turns() const { return std::ranges::all_of(members_, &Member::may_take_turns); }
+  c10::Device device() const { return members_.front().training->pager().device(); }
+
   /// Throws on all ranks, or on none. A rank that has failed tells it here, before others wait for it in the step.
-  void require_equal_windows() {
-    const auto difference = or_end([&] { return first_difference(*all_, {passes_}); });
+  void require_equal_windows(int64_t passes) {
+    const auto difference = or_end([&] { return first_difference(*all_, {passes}); });
     if (difference)
       throw StateError(str("optimizer.step: since the last one ", *difference->of_rank_0,
                            " micro-batches had a backward pass on rank 0 and ", *difference->of_rank, " on rank ",
                            difference->rank,
                            ", so that gradients would have other weights; run as many on every rank"));
-    if (passes_ == 0)
+    if (passes == 0)
       throw StateError("optimizer.step: no step since the last one called backward(); there are no gradients");
   }
 
@@ -195,7 +240,7 @@ class StepRunner::Impl {
   ForwardOrder order_of(const Known* known) const {
     if (known == nullptr || stages_->size() == 1 || options_.pipeline == kSequential || known->writes_twice)
       return ForwardOrder::kOneByOne;
-    const bool may_take_turns = !known->carries_state && may_take_turns_;
+    const bool may_take_turns = !known->carries_state && this->may_take_turns();
     // A program that reads values may come back to a stage by them.
     if (known->is_line() && !(known->reads_values && may_take_turns)) return ForwardOrder::kAhead;
     return may_take_turns ? ForwardOrder::kTurns : ForwardOrder::kOneByOne;
@@ -234,8 +279,7 @@ class StepRunner::Impl {
                                                                  .active = active(micro_batches),
                                                                  .forwards_first = options_.pipeline == kSimple,
                                                                  .times = found->second.costs});
-      turns.reset(new StepTurns(ownership_, *schedule, training_.pager().device(), work, threads_,
-                                found->second.writes_lasting));
+      turns.reset(new StepTurns(ownership_, *schedule, device(), work, threads_, found->second.writes_lasting));
       turns->run();
     } else {
       const int ahead = order_ == ForwardOrder::kAhead
@@ -272,10 +316,19 @@ class StepRunner::Impl {
 
   std::shared_ptr<Ownership::MicroBatch> forward(int micro_batch, const Program& program, uint64_t seed) {
     auto now = ownership_.begin(first_ + micro_batch, seed, order_, /*measures=*/!is_known_);
-    ForwardScope scope = training_.begin_forward();
-    const Ownership::Scope operators(ownership_, *now);
-    ownership_.end_forward(program(micro_batch));
+    inside_forwards(0, [&] {
+      const Ownership::Scope operators(ownership_, *now);
+      ownership_.end_forward(program(micro_batch));
+    });
     return now;
+  }
+
+  /// Runs `work` in a forward of all, from number `first` on.
+  template <class Work>
+  void inside_forwards(size_t first, const Work& work) {
+    if (first == members_.size()) return work();
+    const ForwardScope scope = members_[first].training->begin_forward();
+    inside_forwards(first + 1, work);
   }
 
   void learn(const std::string& name, const Open& open) {
@@ -332,16 +385,21 @@ class StepRunner::Impl {
 
   int pieces_of(const Ownership::MicroBatch& micro_batch) {
     if (!ownership_.has_root(micro_batch)) return 0;
-    ++passes_;
+    for (Member& member : members_) ++member.passes;
     return ownership_.pieces(micro_batch);
   }
 
   void backward_piece(Ownership::MicroBatch& micro_batch, int piece, bool is_of_last) {
     const Ownership::Roots roots = ownership_.receive_gradients(micro_batch, piece);
-    training_.pager().defer_reductions(sums_whole_ && !is_of_last);
+    for (const Member& member : members_) member.training->pager().defer_reductions(member.sums_whole && !is_of_last);
     const bool is_end = piece == 0;
     if (is_end || !roots.edges.empty())
-      training_.step().backward_from(roots.edges, roots.gradients, {.ends_micro_batch = is_end, .goes_on = !is_end});
+      members_.front().training->step().backward_from(roots.edges, roots.gradients,
+                                                      {.ends_micro_batch = is_end, .goes_on = !is_end});
+    // The pass has reached the others' parameters, too, and is one of theirs.
+    if (is_end)
+      for (size_t other = 1; other < members_.size(); ++other)
+        members_[other].training->step().backward_from({}, {}, {.ends_micro_batch = true});
     ownership_.send_gradients(micro_batch, piece);
   }
 
@@ -363,29 +421,29 @@ class StepRunner::Impl {
         str(CallerScope::current("step"), failed_in_.empty() ? " failed" : " failed in ", failed_in_, ": ", why);
     ownership_.abort(text);
     for (Group* const group : {stages_.get(), copy_.get(), all_.get()}) group->abort(text);
-    end_training(training_, world_, text);
+    for (const Member& member : members_) end_training(*member.training, world_, text);
   }
 
-  Training& training_;
   Group& world_;
   Ownership& ownership_;
   const StepRunnerOptions options_;
   const std::unique_ptr<Group> stages_, copy_, all_;  ///< without other users
-  const bool sums_whole_;                             ///< the gradients of a step's micro-batches
-  const bool may_take_turns_;                         ///< gradients have the same bits in the order of turns
+  std::vector<Member> members_;                       ///< the same on every rank, in the order of join()
   std::map<std::string, Known> known_;                ///< by the name of a program
   StepTurns::Threads threads_;
   ForwardOrder order_ = ForwardOrder::kOneByOne;  ///< of the step
   bool is_known_ = false;                         ///< the program of the step
   int64_t first_ = 0;                             ///< micro-batch of the step, of all
-  int64_t passes_ = 0;                            ///< backward passes since end_window()
   std::string last_ = kSequential;
   std::string failed_in_;
 };
 
-StepRunner::StepRunner(Training& training, const Grid& grid, Ownership& ownership, const StepRunnerOptions& options)
-    : impl_(std::make_unique<Impl>(training, grid, ownership, options)) {}
+StepRunner::StepRunner(const Grid& grid, Ownership& ownership, const StepRunnerOptions& options)
+    : impl_(std::make_unique<Impl>(grid, ownership, options)) {}
 StepRunner::~StepRunner() = default;
+
+void StepRunner::join(Training& training, std::function<void()> check) { impl_->join(training, std::move(check)); }
+void StepRunner::leave(const Training& training) noexcept { impl_->leave(training); }
 
 StepRunner::Outputs StepRunner::run(int micro_batches, const Program& program, const std::string& name) {
   return impl_->run(micro_batches, program, name);
@@ -399,7 +457,7 @@ void StepRunner::stay_if_left() {
 }
 bool StepRunner::has_left() const { return impl_->has_left(); }
 void StepRunner::backward(const at::Tensor& root, const at::Tensor& gradient) { impl_->backward(root, gradient); }
-void StepRunner::end_window() { impl_->end_window(); }
+void StepRunner::end_window(const Training& training) { impl_->end_window(training); }
 const std::string& StepRunner::pipeline() const { return impl_->pipeline(); }
 
 }  // namespace trireme

@@ -26,6 +26,9 @@ class OwnedEngine final : private KeptModule, public StepEngine {
               const StageOf& stage_of, const StepRunnerOptions& step, const InitializeOptions& options)
       : KeptModule{std::move(world), std::move(mirror)},
         StepEngine(group_of(*KeptModule::world), topology, *KeptModule::mirror, stage_of, step, options) {}
+  OwnedEngine(std::shared_ptr<WorldHandle> world, std::shared_ptr<torch::nn::Module> mirror, OwnedEngine& beside,
+              const StageOf& stage_of, const InitializeOptions& options)
+      : KeptModule{std::move(world), std::move(mirror)}, StepEngine(beside, *KeptModule::mirror, stage_of, options) {}
 
   bool is_forked() const { return world->is_forked(); }
 };
@@ -35,7 +38,7 @@ std::shared_ptr<OwnedEngine> make_owned_engine(const std::shared_ptr<WorldHandle
                                                const Config& config, const std::vector<py::dict>& groups,
                                                const py::object& make_client, const std::string& output,
                                                const std::string& pipeline, int active_micro_batches,
-                                               const py::object& facts) {
+                                               const py::object& facts, const std::shared_ptr<OwnedEngine>& beside) {
   InitializeOptions options = options_of(module, config, groups, make_client, output, facts);
   options.present_buffers = {};  // those of this stage, which the mirror has
   const auto mirror = mirror_of(module);
@@ -45,7 +48,10 @@ std::shared_ptr<OwnedEngine> make_owned_engine(const std::shared_ptr<WorldHandle
     return found->second;
   };
   const StepRunnerOptions step{.pipeline = pipeline, .active_micro_batches = active_micro_batches};
-  return share_engine([&] { return new OwnedEngine(world, mirror, topology, stage_of, step, options); });
+  return share_engine([&] {
+    return beside ? new OwnedEngine(world, mirror, *beside, stage_of, options)
+                  : new OwnedEngine(world, mirror, topology, stage_of, step, options);
+  });
 }
 
 /// Runs `program` for each micro-batch. What it raised is raised as it was; the other stages get its text.
@@ -134,7 +140,7 @@ void bind_step_engine(py::module_& module) {
       "trireme::StepEngine of the stage that owns these tensors of a Python module here.")
       .def(py::init(&make_owned_engine), py::arg("world"), py::arg("topology"), py::arg("module"), py::arg("homes"),
            py::arg("config"), py::arg("groups"), py::arg("make_client"), py::arg("output"), py::arg("pipeline"),
-           py::arg("active_micro_batches"), py::arg("facts") = py::none())
+           py::arg("active_micro_batches"), py::arg("facts") = py::none(), py::arg("beside") = py::none())
       .def("step", &step, py::arg("micro_batches"), py::arg("program"), py::arg("name"))
       .def(
           "backward",
@@ -171,6 +177,9 @@ void bind_step_engine(py::module_& module) {
                 {.scale = scale, .steps = steps, .last_overflow = last_overflow, .hysteresis = hysteresis});
           },
           py::arg("values"))
+      .def("leave_steps", [](OwnedEngine& self) { self.leave_steps(); })
+      .def(
+          "destroy", [](OwnedEngine& self) { self.destroy(); }, WithoutGil())
       .def("keep_buffers_apart", [](OwnedEngine& self) { self.keep_buffers_apart(); })
       .def("home_of",
            [](const OwnedEngine& self, const at::Tensor& tensor) -> std::optional<int> {

@@ -22,9 +22,9 @@ namespace detail {
 /// This stage's part of a model, made before its Training.
 struct OwnedStage {
   OwnedStage(Group& world, const Topology& topology, torch::nn::Module& model, const StageOf& stage_of,
-             const InitializeOptions& options);
-  std::unique_ptr<Grid> grid;
-  std::unique_ptr<Ownership> ownership;
+             const InitializeOptions& options, const OwnedStage* beside);
+  std::shared_ptr<Grid> grid;  ///< as the ownership that of all models of a step function
+  std::shared_ptr<Ownership> ownership;
   std::shared_ptr<torch::nn::Module> part;  ///< the model's tensors that are this stage's, under their names
   std::map<std::string, int> homes;         ///< the stage of each tensor of the model, by its names
   InitializeOptions options;
@@ -50,21 +50,31 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
   ///           Training's and StepRunner's.
   StepEngine(Group& world, const Topology& topology, torch::nn::Module& model, const StageOf& stage_of,
              const StepRunnerOptions& step = {}, const InitializeOptions& options = {});
+  /// The same over the ranks of `beside`, so that a step function may use both models; run by either, a step is that of
+  /// both. Each has an optimizer and gradients of its own.
+  /// Throws    ConfigError: as StepRunner::join(), too.
+  StepEngine(StepEngine& beside, torch::nn::Module& model, const StageOf& stage_of,
+             const InitializeOptions& options = {});
+  ~StepEngine() override;
 
   /// As StepRunner's run(). Throws StateError, on every stage and before anything runs, too: a parameter is trained on
   /// one stage and frozen on another, was frozen when this was made and is trained, or has been given other memory.
   StepRunner::Outputs step(int micro_batches, const StepRunner::Program& program, const std::string& name = "") {
-    check_parameters();
-    return runner_.run(micro_batches, program, name);
+    training().condition().require_intact("step");
+    return runner_->run(micro_batches, program, name);
   }
-  void backward(const at::Tensor& root, const at::Tensor& gradient = {}) { runner_.backward(root, gradient); }
-  bool has_left_program() const { return runner_.has_left(); }
+  void backward(const at::Tensor& root, const at::Tensor& gradient = {}) { runner_->backward(root, gradient); }
+  bool has_left_program() const { return runner_->has_left(); }
   /// The optimizer's step. Throws StateError too: no optimizer; parameters, as step().
   void update() {
     require_optimizer("update");
     check_parameters();
-    runner_.end_window();
+    runner_->end_window(training());
   }
+  /// Steps are no longer this model's, which is used no more.
+  void leave_steps() noexcept { runner_->leave(training()); }
+  /// As EngineBase's, and leave_steps().
+  void destroy();
   /// Sets the optimizer where there is none yet. As Training::set_optimizer(). Collective.
   void set_optimizer(const OptimizerChoice& choice) { training().set_optimizer(choice); }
   /// As TrainStep::divide_gradients_by().
@@ -103,10 +113,11 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
   const torch::nn::Module& module() const { return *part; }
   const Topology& topology() const { return grid->topology(); }
   OwnershipCounters counters() const { return ownership->counters(); }
-  StepRunner& runner() { return runner_; }
+  StepRunner& runner() { return *runner_; }
 
  private:
-  StepEngine(detail::OwnedStage stage, torch::nn::Module& model, const StepRunnerOptions& step);
+  StepEngine(detail::OwnedStage stage, torch::nn::Module& model, const StepRunnerOptions* step,
+             std::shared_ptr<StepRunner> runner);
   void check_parameters();
 
   struct Watched {
@@ -114,8 +125,8 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
     at::Tensor parameter;
     bool was_trained;  ///< when this was made
   };
-  const std::vector<Watched> parameters_;  ///< of all stages
-  StepRunner runner_;
+  const std::vector<Watched> parameters_;     ///< of all stages
+  const std::shared_ptr<StepRunner> runner_;  ///< that of all models of a step function
 };
 
 }  // namespace trireme

@@ -29,17 +29,26 @@ struct StepRunnerOptions {
 /// A step function is any program over the model: it calls backward() with its loss and returns tensors. Each stage
 /// runs all of it for each micro-batch; what a stage has parameters for is computed there.
 ///
+/// Several Trainings may take part, each of a model of its own: a step function may use all of them, gradients go to
+/// each, and each has a window of its own.
+///
 /// Every method is collective over the grid's world. After an error that came out of a step nothing but the end of the
-/// Training is left: other stages wait for what does not come.
+/// Trainings is left: other stages wait for what does not come.
 class StepRunner {
  public:
-  /// `training` was made over `grid` and this stage's parts of the model, and `ownership` over the axis "pipe", whose
-  /// parts were owned. All outlive this.
+  /// `ownership` is over the axis "pipe" of `grid`. Both outlive this.
   /// Throws    ConfigError: an option that there is not.
-  StepRunner(Training& training, const Grid& grid, Ownership& ownership, const StepRunnerOptions& options);
+  StepRunner(const Grid& grid, Ownership& ownership, const StepRunnerOptions& options);
   ~StepRunner();
   StepRunner(const StepRunner&) = delete;
   StepRunner& operator=(const StepRunner&) = delete;
+
+  /// Steps are `training`'s, too, from now on until leave(): one that was made over the same grid and this stage's
+  /// parts of a model, whose parts were owned. `check` is called before each step.
+  /// Throws    ConfigError: there is another one, and they compute in fp16, shard gradients or weights, offload, are
+  ///           deterministic or cut layers.
+  void join(Training& training, std::function<void()> check);
+  void leave(const Training& training) noexcept;
 
   /// The results of the function, for each micro-batch: detached, with its numbers on every stage.
   using Outputs = std::vector<std::vector<at::Tensor>>;
@@ -60,10 +69,10 @@ class StepRunner {
   static void stay_if_left();
   /// Inside of a program: backward begins from `root` when the micro-batch's forward pass has ended.
   void backward(const at::Tensor& root, const at::Tensor& gradient = {});
-  /// The optimizer's step over what has been added up.
+  /// The step of this one's optimizer over what has been added up.
   /// Throws    StateError, after which the engine goes on: no backward pass since the last one, or ranks ran another
   ///           number of them.
-  void end_window();
+  void end_window(const Training& training);
 
   /// The schedule that the last step ran by.
   const std::string& pipeline() const;

@@ -99,8 +99,8 @@ def _groups(modules, limit):
 
 
 def _stages_of(module):
-    model = program.model_or_none()
-    if model is None or not model.partitioned:
+    model = program.partitioned_or_none()
+    if model is None:
         return set()
     core = model.engine("smp.checkpoint_sequential").core
     return {home for tensor in (*module.parameters(), *module.buffers()) if (home := core.home_of(tensor)) is not None}

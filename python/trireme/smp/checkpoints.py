@@ -236,7 +236,10 @@ def resume_from_checkpoint(path, tag=None, partial=True, strict=True, load_optim
     """
     messages.meet(_LOAD, _world(), {"path": repr(path), "tag": repr(tag), "partial": bool(partial), "strict": bool(strict), "load_optimizer": bool(load_optimizer),
                                     "load_sharded_optimizer_state": bool(load_sharded_optimizer_state), "translate_function": translate_function is not None})
-    optimizer = program.optimizer_or_none() if load_optimizer else None
+    if len(program.models()) > 1:
+        raise UnsupportedError(f"{_LOAD}: it does not know which of the program's {len(program.models())} models is meant; load each by model.load_state_dict() and "
+                               "optimizer.load_state_dict()")
+    optimizer = program.optimizer_of(program.model(_LOAD)) if load_optimizer else None
     if not load_sharded_optimizer_state and (state.cfg.shard_optimizer_state or state.cfg.sharded_data_parallel_degree > 1):
         optimizer = None
 

@@ -1,4 +1,5 @@
 """StepEngine: the Engine of the stage that a rank has of a model."""
+import contextlib
 import functools
 import itertools
 import json
@@ -10,10 +11,9 @@ from ..activations import wholes
 from ..engine import Engine
 from ..errors import StateError, UnsupportedError
 from ..watch import ended
-from . import casts, ranks, settings, weights
+from . import casts, program, ranks, settings, weights
 from .config import state
 from .nn import cuts
-from .program import optimizer_or_none
 from .trace import homed_tensors
 
 # smp's names of the core's orders of passes, by those of trireme.pipe.make_schedule().
@@ -28,6 +28,7 @@ class StepEngine(Engine):
     calls_per_step  step functions that run between two steps of the optimizer
     own_buffers     whether buffers stay each data-parallel rank's own, after they were rank 0's once
     agreed          names of tensors that are rank 0's already, and without memory where another stage has them
+    beside          the core of another model's StepEngine, which step functions use, too; None: there is none
     """
 
     _knows_micro_batch = False
@@ -35,7 +36,7 @@ class StepEngine(Engine):
     clips_otherwise = "gradients of an smp.DistributedModel are not in .grad; call optimizer.clip_master_grads(max_norm), which takes the norm of the whole model"
     steps_otherwise = "gradients of an smp.DistributedModel are not in .grad, so it would change nothing; give it to smp.DistributedOptimizer()"
 
-    def __init__(self, module, homes, *, sums=False, calls_per_step=1, own_buffers=False, agreed=()):
+    def __init__(self, module, homes, *, sums=False, calls_per_step=1, own_buffers=False, agreed=(), beside=None):
         self.homes = _under_all_names(module, homes)
         self._pending = 0  # step functions with a backward pass since gradients were dropped or taken
         self._counted = 0  # gradients that these have given
@@ -44,6 +45,8 @@ class StepEngine(Engine):
         self._sums = sums
         self.comm_hook = None  # of the program, with which it joins gradients
         self._has_standing = False  # the program has not dropped the gradients of the last optimizer.step()
+        self._is_mixed = False  # a step function has added others to those
+        self._beside = beside
         micro_batches = state.cfg.microbatches
         config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": micro_batches * calls_per_step, "gradient_clipping": 0.0,
                   **settings.sections()}
@@ -85,32 +88,44 @@ class StepEngine(Engine):
 
     def _make_core(self, read, groups, make_client, output):
         return core.StepEngine(self.world, state.topology, self.module, self.homes, read, groups, make_client, output, _ORDERS[state.cfg.schedule],
-                               state.cfg.active_microbatches, self._slices())
+                               state.cfg.active_microbatches, self._slices(), self._beside)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def run(self, micro_batches, program, name):
-        """The step function `name`: `program` on each micro-batch. What it returned of each, detached, with its numbers
-        on every stage. Collective."""
-        self._refuse_outside("smp.step")
-        self._has_backward = False
-        if state.cfg.fp16 and self.client_optimizer is None and torch.is_grad_enabled() and (optimizer := optimizer_or_none()) is not None:
+    def run(self, micro_batches, function, name, model, others=()):
+        """The step function `name`: `function` on each micro-batch. What it returned of each, detached, with its
+        numbers on every stage. `model` is this engine's, `others` are those of other models. Collective."""
+        engines = self, *others
+        for engine in engines:
+            engine._refuse_outside("smp.step")
+            engine._has_backward = False
+        if state.cfg.fp16 and self.client_optimizer is None and torch.is_grad_enabled() and (optimizer := program.optimizer_of(model)) is not None:
             self.use(optimizer)  # whose loss scale the first backward pass needs
-        with ended.telling(self):
-            outputs = self.core.step(micro_batches, functools.partial(self._whole_of, program) if ranks.tp_size() > 1 else program, name)
-        self._counted = self.core.gradient_count
-        if self._has_backward:
-            self._pending += 1
-            self._refuse_standing()
-            if self.comm_hook is not None:
-                self.comm_hook.refuse_late()
+        with contextlib.ExitStack() as telling:
+            for engine in engines:
+                telling.enter_context(ended.telling(engine))
+            outputs = self.core.step(micro_batches, functools.partial(self._whole_of, function) if ranks.tp_size() > 1 else function, name)
+        reached = [self._has_backward]
+        if others:
+            told = torch.tensor([engine.core.gradient_count != engine._counted for engine in engines], dtype=torch.int64)
+            state.world.all_reduce(told, "max")
+            reached = told.tolist()
+        for engine, is_reached in zip(engines, reached):
+            engine._counted = engine.core.gradient_count
+            if is_reached:
+                engine._pending += 1
+                engine._is_mixed = engine._is_mixed or engine._has_standing
+                if engine.comm_hook is not None:
+                    engine.comm_hook.refuse_late()
+        if not others:  # else the function may train another model
+            self.refuse_mixed("smp.step")
         return outputs
 
-    def _whole_of(self, program, micro_batch):
-        """The results of `program`, each whole on every rank that shares layers; with several stages the core does
+    def _whole_of(self, function, micro_batch):
+        """The results of `function`, each whole on every rank that shares layers; with several stages the core does
         that."""
         with self._cutting():
-            tensors = program(micro_batch)
+            tensors = function(micro_batch)
             return [self.core.gather(tensor) if self.over_one_stage and self.core.is_part(tensor) else tensor for tensor in tensors]
 
     def backward(self, loss, gradient=None):  # pylint: disable=arguments-differ, arguments-renamed
@@ -124,6 +139,7 @@ class StepEngine(Engine):
             raise StateError("optimizer.step(): no step function has called backward() since gradients were dropped or taken, so there are none to step by; call the "
                              "@smp.step function first")
         self._refuse_outside("optimizer.step()")
+        self.refuse_mixed("optimizer.step()")
         if state.cfg.fp16 and self.client_optimizer is None:
             raise StateError("optimizer.step(): the step function has called backward() without a loss scale, since there was no optimizer; make smp.DistributedOptimizer() "
                              "before the first step function of training")
@@ -150,7 +166,7 @@ class StepEngine(Engine):
         self._pending, self._counted, self._has_standing = 0, self.core.gradient_count, True
 
     def zero_grad(self, set_to_none=True):
-        self._has_standing = False
+        self._has_standing = self._is_mixed = False
         if self.comm_hook is not None:
             self.comm_hook.begin()
         if self._pending:
@@ -162,9 +178,10 @@ class StepEngine(Engine):
             raise StateError(f"{call}: a backward pass outside of step functions has added to gradients, which would be divided as those of a micro-batch; "
                              "call model.backward(loss) inside of a @smp.step function")
 
-    def _refuse_standing(self):
-        if self._has_standing:
-            raise StateError("smp.step: gradients of the optimizer.step() before were not dropped; call optimizer.zero_grad() between optimizer.step() and the next "
+    def refuse_mixed(self, call):
+        """Raises StateError: a step function has added to gradients that the last optimizer.step() has taken."""
+        if self._is_mixed:
+            raise StateError(f"{call}: gradients of the optimizer.step() before were not dropped; call optimizer.zero_grad() between optimizer.step() and the next "
                              "backward pass: those gradients have gone, so they cannot be added to")
 
 
@@ -172,10 +189,11 @@ def _under_all_names(module, homes):
     """{name: stage} of all names. What shares memory is where the first of it is."""
     stages = {}
     for name, tensor in homed_tensors(module).items():
-        stages.setdefault(_memory_of(tensor), homes[name])
+        stages.setdefault(memory_of(tensor), homes[name])
     named = itertools.chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
-    return {name: stages[_memory_of(tensor)] for name, tensor in named if _memory_of(tensor) in stages}
+    return {name: stages[memory_of(tensor)] for name, tensor in named if memory_of(tensor) in stages}
 
 
-def _memory_of(tensor):
+def memory_of(tensor):
+    """A key of the memory of a tensor, alike for all that share it."""
     return wholes.storage_of(tensor)._cdata  # pylint: disable=protected-access

@@ -76,8 +76,8 @@ def _multiply(parts, factor):
 def unscaling(original):
     """A scaler's unscale_(): of a DistributedOptimizer, whose gradients are not in `.grad`. All ranks find the same."""
     def unscale(scaler, optimizer, inv_scale, found_inf, allow_fp16):
-        model = program.model_or_none()
-        if model is None or optimizer is not program.optimizer_or_none():
+        model = program.model_of(optimizer)
+        if model is None or optimizer is not program.optimizer_of(model):
             return original(scaler, optimizer, inv_scale, found_inf, allow_fp16)
         joining.refuse(model, "GradScaler.unscale_()")
         if state.cfg.fp16:
@@ -98,6 +98,7 @@ def _reduced(engine, call):
     the same parameters on its ranks. Collective."""
     if not engine.has_gradients:
         raise StateError(f"{call}: no step function has called backward() since gradients were dropped or taken; call the @smp.step function first")
+    engine.refuse_mixed(call)
     if engine.comm_hook is not None:
         engine.comm_hook.reduce(engine)
     else:

@@ -44,9 +44,9 @@ def _grad(original):
 def _region(original):
     """checkpoint() takes the first step of this generator before its function and the second one afterwards."""
     def generator(function, preserve_rng_state, context_fn, determinism_check, debug, *args, **kwargs):
-        running, model = program.running(), program.model_or_none()
+        running, model = program.running(), program.partitioned_or_none()
         options = preserve_rng_state, context_fn, determinism_check, debug
-        if running is None or model is None or not model.partitioned or not torch.is_grad_enabled():
+        if running is None or model is None or not torch.is_grad_enabled():
             return original(function, *options, *args, **kwargs)
         if context_fn is not checkpoint.noop_context_fn or debug:
             raise UnsupportedError(f"{running.name}: torch.utils.checkpoint with context_fn or debug inside of a step function is not there yet; leave them out")
@@ -79,8 +79,8 @@ def _not_reentrant(function, preserve_rng_state, *args):
 def _casts_cleared(original):
     """Each context of autocast calls this at its end."""
     def clear_autocast_cache():
-        model = program.model_or_none()
-        if program.running() is not None and model is not None and model.partitioned:
+        model = program.partitioned_or_none()
+        if program.running() is not None and model is not None:
             model.engine("autocast").core.end_autocast()
         original()
 
@@ -93,8 +93,8 @@ def _applied(original):
     `original` is the descriptor: a class method of Python's in torch 2.11, one of C's in later versions."""
     def apply(cls, *args, **kwargs):
         run = original.__get__(None, cls)
-        model = program.model_or_none()
-        if program.running() is None or model is None or not model.partitioned:
+        model = program.partitioned_or_none()
+        if program.running() is None or model is None:
             return run(*args, **kwargs)
         if cls is checkpoint.CheckpointFunction:
             return _not_reentrant(*args)

@@ -9,11 +9,20 @@ import json
 import torch
 
 from .. import agreement
-from ..errors import ConfigError, StateError
+from ..errors import ConfigError, StateError, UnsupportedError
 from . import messages, program, ranks
 from .config import state
 
 _CALL = "DistributedModel.join()"
+
+
+def of(models, call):
+    """The Join that a step function of these models is in; None: there is none. Raises UnsupportedError: there are
+    several models."""
+    found = [model.joined for model in models if model.joined is not None]
+    if found and len(models) > 1:
+        raise UnsupportedError(f"{call}: {_CALL} with {len(models)} models is not there yet; give each rank as many batches, or put the modules into one model")
+    return found[0] if found else None
 
 
 class Join:
@@ -106,7 +115,7 @@ class Join:
     def _follow(self, told):
         """The call of a rank with a batch."""
         call = told["call"]
-        optimizer = program.optimizer_or_none()
+        optimizer = program.optimizer_of(self._model)
         if "grad" in told:
             step, args, kwargs = self._last[call]
             with torch.set_grad_enabled(told["grad"]), _mode(self._model, told["training"]):

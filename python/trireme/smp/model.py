@@ -1,9 +1,12 @@
 """DistributedModel: a model whose tensors have homes on stages, and what a program asks of it."""
 import collections
 import contextlib
+import functools
+import gc
 import json
 import os
 import sys
+import weakref
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -15,22 +18,25 @@ from ..log import logger
 from . import casts, delayed, entries, inside, joining, offload, program, ranks, readers, states, trace
 from .comm_hook import CommHook
 from .config import state
-from .engine import StepEngine
+from .engine import StepEngine, memory_of
 from .nn import queries
 from .partition import homes_of
 
 
 class Unwound(BaseException):
-    """Leaves a step function that has called the model, whose tensors have no homes yet, with the arguments of the
+    """Leaves a step function that has called `model`, whose tensors have no homes yet, with the arguments of the
     call."""
 
-    def __init__(self, args, kwargs):
+    def __init__(self, model, args, kwargs):
         super().__init__()
+        self.model = model
         self.args_of_call, self.kwargs_of_call = args, kwargs
 
 
 class DistributedModel(torch.nn.Module):
     """`module` over the stages of the configuration and the ranks that have copies of it.
+
+    A program may have several, which step functions use together; each has its gradients, and an optimizer of its own.
 
     With several stages its tensors get their homes in the first call of a @smp.step function; until then every rank has
     all of them. With one stage the model is ready at once.
@@ -73,7 +79,10 @@ class DistributedModel(torch.nn.Module):
                         "reduced as they become final, and unused parameters are found")
         self.module = module
         self._options = {"sums": not average_grads_across_microbatches, "calls_per_step": backward_passes_per_step, "own_buffers": not broadcast_buffers}
-        agreement.check(state.world, {"broadcast_buffers": broadcast_buffers}, "smp.DistributedModel")
+        if program.models():
+            gc.collect()  # modules refer to themselves
+        agreement.check(state.world, {"broadcast_buffers": broadcast_buffers, "models that the program has": len(program.models())}, "smp.DistributedModel")
+        _check_beside(module, program.models())
         self._measures = {"times": trace_execution_times, "memory": trace_memory_usage}
         self._after_partition, self._after_step = collections.OrderedDict(), collections.OrderedDict()
         self.__dict__["_engine"] = None  # not one of the model's modules
@@ -82,7 +91,7 @@ class DistributedModel(torch.nn.Module):
         self.joined = None  # the Join that the program is in
         self._waiting = []  # state dicts for tensors without memory, and whether they have to fit
         self._watching = contextlib.ExitStack()  # of modules that begin and end
-        program.set_model(self)
+        program.add_model(self)
         if ranks.pp_size() == 1:
             self.partition()
 
@@ -101,8 +110,14 @@ class DistributedModel(torch.nn.Module):
             raise StateError(f"{call}: the model's tensors have no stages yet; they get them in the first call of a @smp.step function")
         return self._engine
 
-    def partition(self, args=(), kwargs=None):
-        """Gives tensors their homes, by the arguments of a call of the model on rank 0. Collective."""
+    @property
+    def is_plain(self):
+        """Whether cpu() has made the module a plain one."""
+        return self._is_plain
+
+    def partition(self, args=(), kwargs=None, called=None):
+        """Gives tensors their homes, by the arguments of a call of the model on rank 0; without one, where another
+        model was `called`, as that one where they have the same tensors. Collective."""
         if self._is_plain:
             self.engine("smp.step")
         if torch.is_inference_mode_enabled():
@@ -111,23 +126,26 @@ class DistributedModel(torch.nn.Module):
         inside.PATCHES.apply()
         if state.cfg.half is not None and any(parameter.dtype == casts.half_type() for parameter in self.module.parameters()):
             args, kwargs = casts.inputs((args, kwargs or {}))
-        homes = _decided(self.module, args, kwargs, self._measures)
+        homes = _decided(self.module, args, kwargs, {**self._measures, "is_called": called is None}, called)
         absent = delayed.names_of(self.module)
         delayed.give(self.module, trace.homed_tensors(self.module), homes, ranks.pp_rank())
-        self.__dict__["_engine"] = StepEngine(self.module, homes, agreed=absent, **self._options)
+        other = program.partitioned_or_none()
+        self.__dict__["_engine"] = StepEngine(self.module, homes, agreed=absent, beside=other and other.engine("smp.step").core, **self._options)
+        # The engine may be collected later, on some ranks.
+        weakref.finalize(self, _let_leave, weakref.ref(self._engine)).atexit = False
         self._engine.comm_hook = self._comm_hook
         if ranks.pp_size() > 1:
             self._watching = entries.watch(self.module, self._engine)
         if ranks.pp_size() > 1:
             readers.PATCHES.apply()
-        optimizer = program.optimizer_or_none()
+        optimizer = program.optimizer_of(self)
         if optimizer is not None and (waiting := program.take_waiting_states(optimizer)) is not None:
             states.load_optimizer(optimizer, waiting, self._engine)
         for state_dict, strict in self._waiting:
             self.load_state_dict(state_dict, strict)
         self._waiting.clear()
         for hook in list(self._after_partition.values()):
-            hook(self, program.optimizer_or_none())
+            hook(self, program.optimizer_of(self))
 
     def register_post_partition_hook(self, hook):
         """`hook(model, optimizer)` is called when tensors have got their homes. Returns a handle that removes it."""
@@ -140,7 +158,7 @@ class DistributedModel(torch.nn.Module):
     def finish_step(self):
         """Calls what was registered for the end of a step function."""
         for hook in list(self._after_step.values()):
-            hook(self, program.optimizer_or_none())
+            hook(self, program.optimizer_of(self))
 
     # --- passes ------------------------------------------------------------------------------------------------------
 
@@ -157,7 +175,7 @@ class DistributedModel(torch.nn.Module):
             raise StateError(f"DistributedModel: a call outside of a @smp.step function, where {what}; put it into one, for evaluation, too (without backward(), under "
                              "torch.no_grad())")
         if running is not None and not self.partitioned:
-            raise Unwound(args, kwargs)
+            raise Unwound(self, args, kwargs)
         if state.cfg.half is None:
             return self.module(*args, **kwargs)
         args, kwargs = casts.inputs((args, kwargs))
@@ -354,6 +372,12 @@ class DistributedModel(torch.nn.Module):
         raise StateError("a DistributedModel cannot be pickled or copied: its tensors are on several ranks")
 
 
+def _let_leave(reference):
+    engine = reference()
+    if engine is not None and engine.core is not None and not engine.is_spent:
+        engine.core.leave_steps()
+
+
 def _check_module(module):
     """Raises ConfigError, UnsupportedError: it cannot be wrapped."""
     if not isinstance(module, torch.nn.Module):
@@ -377,12 +401,41 @@ def _check_module(module):
         raise UnsupportedError(f"smp.DistributedModel: '{absent}' is on the device \"meta\", where no initial values are known; make the module inside of smp.delay_param_initialization()")
 
 
-def _decided(module, args, kwargs, measures):
+def _check_beside(module, others):
+    """Raises UnsupportedError: it cannot be wrapped, as the program has `others` already."""
+    if not others:
+        return
+    refuse = functools.partial(_refuse_beside, len(others))
+    for key, is_on in (("`fp16`, whose loss scale belongs to an optimizer", state.cfg.fp16),
+                       ("`sharded_data_parallel_degree` above 1", state.cfg.zero_stage > 1 and ranks.rdp_size() > 1),
+                       ("`tensor_parallel_degree` above 1", ranks.tp_size() > 1)):
+        if is_on:
+            refuse(f"several with {key} are not there yet")
+    if ranks.pp_size() > 1 and any(other.partitioned for other in others):
+        refuse("tensors of another one have got their stages; make all models before the first step function runs")
+    if any(delayed.names_of(one) for one in (module, *(other.module for other in others))):
+        refuse("several with smp.delay_param_initialization() are not there yet")
+    of_others = {memory_of(tensor) for other in others for tensor in _all_tensors(other.module)}
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.numel() and memory_of(tensor) in of_others:
+            refuse(f"'{name}' is a tensor of another one, too; copy the module by copy.deepcopy() to train both")
+
+
+def _refuse_beside(count, why):
+    raise UnsupportedError(f"smp.DistributedModel: this program has {count} already, and {why}; or put the modules into one, or delete the other")
+
+
+def _all_tensors(module):
+    return (*module.parameters(), *module.buffers())
+
+
+def _decided(module, args, kwargs, measures, called=None):
     """Rank 0's homes. Collective. Raises  what rank 0 raises there, StateError elsewhere."""
     told, failure = None, None
     if state.world.rank == 0:
         try:
-            told = {"homes": homes_of(module, args, kwargs, limit_bytes=_bytes_of_a_rank(), **measures)}
+            same = _homes_of_same(module, called) if state.cfg.auto_partition else None
+            told = {"homes": same or homes_of(module, args, kwargs, limit_bytes=_bytes_of_a_rank(), **measures)}
         except Exception as error:  # pylint: disable=broad-exception-caught
             failure, told = error, {"failure": f"{type(error).__name__}: {error}"}
     told = json.loads(state.world.gather(json.dumps(told))[0])
@@ -391,6 +444,14 @@ def _decided(module, args, kwargs, measures):
     if "failure" in told:
         raise StateError(f"smp: rank 0 could not partition the model: {told['failure']}")
     return told["homes"]
+
+
+def _homes_of_same(module, called):
+    """The homes of the model `called` where `module` has the same tensors, as an average has; None: it has others."""
+    if called is None:
+        return None
+    own, others = ({name: tensor.shape for name, tensor in trace.homed_tensors(one).items()} for one in (module, called.module))
+    return {name: called.engine("smp.step").homes[name] for name in own} if own == others else None
 
 
 def _bytes_of_a_rank():

@@ -2,7 +2,7 @@
 import math
 import types
 
-from ..errors import ConfigError, UnsupportedError
+from ..errors import ConfigError, StateError, UnsupportedError
 from ..training.client_optimizer import refuse_known
 from ..training.optimizer_copy import is_optimizer, without_global_hooks
 from ..training.own_step import set_step
@@ -38,7 +38,7 @@ def DistributedOptimizer(optimizer, static_loss_scale=1.0, dynamic_loss_scale=Fa
     optimizer.local_state_dict = types.MethodType(_local_state_dict, optimizer)
     optimizer.state_dict = types.MethodType(_state_dict, optimizer)
     optimizer.load_state_dict = types.MethodType(_load_state_dict, optimizer)
-    program.set_optimizer(optimizer)
+    program.add_optimizer(optimizer)
     return optimizer
 
 
@@ -46,10 +46,10 @@ def _step(optimizer, closure=None):
     """The end of a window. Collective."""
     if closure is not None:
         raise UnsupportedError("optimizer.step(closure) is not there yet; call the @smp.step function first")
-    engine = _engine("optimizer.step()")
-    joined = program.model("optimizer.step()").joined
-    if joined is not None:
-        joined.meet_update(optimizer)
+    engine = _engine(optimizer, "optimizer.step()")
+    model = program.model_of(optimizer)
+    if model is not None and model.joined is not None:
+        model.joined.meet_update(optimizer)
     with without_global_hooks():
         if isinstance(optimizer, FusedLamb) and math.isfinite(optimizer.max_grad_norm):
             gradients.limit(engine, "optimizer.step()", optimizer.max_grad_norm)
@@ -68,33 +68,33 @@ def _tell_scale(optimizer, engine):
         optimizer._global_grad_norm = engine.core.get_global_grad_norm()
 
 
-def _zero_grad(_optimizer, set_to_none=True):
+def _zero_grad(optimizer, set_to_none=True):
     """Drops gradients. Collective."""
     if not set_to_none:
         raise UnsupportedError("zero_grad(set_to_none=False): gradients of zeros are not kept; leave the argument out")
-    model = program.model_or_none()
+    model = program.model_of(optimizer)
     if model is not None:
         model.zero_grad()
 
 
-def _clip_master_grads(_optimizer, max_norm, norm_type=2.0):
+def _clip_master_grads(optimizer, max_norm, norm_type=2.0):
     """As torch.nn.utils.clip_grad_norm_(), of the gradients of all stages. Returns their norm before. Collective."""
-    joined = program.model("optimizer.clip_master_grads()").joined
-    if joined is not None:
-        joined.meet("optimizer.clip_master_grads()", max_norm=float(max_norm), norm_type=float(norm_type))
-    return gradients.clip(_engine("optimizer.clip_master_grads()"), "optimizer.clip_master_grads()", max_norm, norm_type)
+    model = program.model_of(optimizer)
+    if model is not None and model.joined is not None:
+        model.joined.meet("optimizer.clip_master_grads()", max_norm=float(max_norm), norm_type=float(norm_type))
+    return gradients.clip(_engine(optimizer, "optimizer.clip_master_grads()"), "optimizer.clip_master_grads()", max_norm, norm_type)
 
 
 def _local_state_dict(optimizer, gather_if_shard=True):
     """As torch's state_dict(), with the states of this stage's parameters, under their numbers in the whole. Where
     ranks share them (`shard_optimizer_state`) collective over these, and without `gather_if_shard` each has some."""
-    joining.refuse(program.model_or_none(), "optimizer.local_state_dict()")
-    return states.optimizer_local("optimizer.local_state_dict()", optimizer, _engine("optimizer.local_state_dict()"), gather_if_shard)
+    joining.refuse(program.model_of(optimizer), "optimizer.local_state_dict()")
+    return states.optimizer_local("optimizer.local_state_dict()", optimizer, _engine(optimizer, "optimizer.local_state_dict()"), gather_if_shard)
 
 
 def _state_dict(optimizer):
     """As torch's, of the whole model, on the host. Collective over the stages once tensors have their homes."""
-    model = program.model_or_none()
+    model = program.model_of(optimizer)
     joining.refuse(model, "optimizer.state_dict()")
     if model is None or not model.partitioned:
         waiting = program.waiting_states(optimizer) or {}
@@ -108,16 +108,19 @@ def _load_state_dict(optimizer, state_dict, gather_if_shard=True):  # pylint: di
 
     Raises  StateError, ShapeError: it does not fit.
     """
-    joining.refuse(program.model_or_none(), "optimizer.load_state_dict()")
+    joining.refuse(program.model_of(optimizer), "optimizer.load_state_dict()")
     if states.is_partial(state_dict):
         state_dict = states.optimizer_joined("optimizer.load_state_dict()", state_dict)
     type(optimizer).load_state_dict(optimizer, {**state_dict, "state": {}})
-    model = program.model_or_none()
+    model = program.model_of(optimizer)
     if model is not None and model.partitioned:
         states.load_optimizer(optimizer, state_dict, model.engine("optimizer.load_state_dict()"))
     else:
         program.wait_with_states(optimizer, state_dict)
 
 
-def _engine(call):
-    return program.model(call).engine(call)
+def _engine(optimizer, call):
+    model = program.model_of(optimizer)
+    if model is None and program.models():
+        raise StateError(f"{call}: its parameters are of none of the program's {len(program.models())} models; make it of the parameters of one")
+    return (model or program.model(call)).engine(call)

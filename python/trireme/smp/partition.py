@@ -45,13 +45,14 @@ def register_parameter(module, p):
         raise ConfigError(f"smp.register_parameter({type(module).__name__}, {type(p).__name__}): expected a torch.nn.Module and a torch.nn.Parameter")
 
 
-def homes_of(module, args=(), kwargs=None, *, limit_bytes, times=False, memory=False):
+def homes_of(module, args=(), kwargs=None, *, limit_bytes, times=False, memory=False, is_called=True):
     """{name of a parameter or persistent buffer: its stage}; tied ones stand under their first name. Rank 0 logs it.
 
     By the program's placement where `auto_partition` is false; else by a trace of module(*args, **kwargs).
 
     limit_bytes     the memory of a rank
     times, memory   whether seconds of operators, and what a backward pass needs, are measured
+    is_called       False: the arguments are those of no call, and the order of registration stands for a trace
 
     Raises  ConfigError: no cut stays within the memory of a rank; what the module itself raises.
     """
@@ -61,7 +62,10 @@ def homes_of(module, args=(), kwargs=None, *, limit_bytes, times=False, memory=F
     elif cfg.pipeline_parallel_degree == 1:
         homes = dict.fromkeys(trace.homed_tensors(module), 0)
     else:
-        found = trace.by_registration(module) if cfg.skip_tracing else trace.traced(module, args, kwargs or {}, times=times, memory=memory)
+        if not is_called and (times or memory):
+            raise ConfigError("smp.DistributedModel(trace_execution_times or trace_memory_usage): of several models the one that the first step function calls first is "
+                              "measured; leave it out of the others")
+        found = trace.by_registration(module) if cfg.skip_tracing or not is_called else trace.traced(module, args, kwargs or {}, times=times, memory=memory)
         homes = cut(module, found, limit_bytes)
     if state.world.rank == 0:
         logger.info(assignments_text(module, homes, cfg.pipeline_parallel_degree))

@@ -10,7 +10,7 @@ from . import program, ranks
 def _numbers(tensor):
     """A copy of a tensor of some stage, on the host, with its numbers on every stage; None: there is no step function,
     or every stage has it. Every stage comes here in the same place of the program."""
-    if program.running() is None or (model := program.model_or_none()) is None or not model.partitioned:
+    if program.running() is None or (model := program.partitioned_or_none()) is None:
         return None
     core = model.engine("").core
     return None if core.home_of(tensor) is None else core.numbers_of(tensor)

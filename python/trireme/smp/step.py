@@ -11,7 +11,7 @@ import types
 import torch
 
 from ..errors import ConfigError, StateError, UnsupportedError
-from . import inputs, kept, program, ranks, samples, trace, weights
+from . import inputs, joining, kept, program, ranks, samples, trace, weights
 from .config import state
 from .containers import rebuilt
 from .model import Unwound
@@ -56,52 +56,61 @@ class Step:
     def __call__(self, *args, **kwargs):
         if program.running() is not None:
             raise StateError(f"{self._name} was called inside of another step function; call the plain function there")
-        model = program.model(self._name)
-        if model.joined is not None:
-            model.joined.meet_step(self, self._name, args, kwargs)
+        models = program.agreed_models(state.world) or [program.model(self._name)]
+        if (joined := joining.of(models, self._name)) is not None:
+            joined.meet_step(self, self._name, args, kwargs)
         micro_batches = state.cfg.microbatches
-        agenda = {"the step function": self._name, "torch.is_grad_enabled()": torch.is_grad_enabled(), "model.training": model.training}
+        agenda = {"the step function": self._name, "torch.is_grad_enabled()": torch.is_grad_enabled(), "the number of models": len(models),
+                  "model.training": all(model.training for model in models), "which models train": "".join("-+"[model.training] for model in models)}
         args, kwargs = inputs.agreed(self._name, args, kwargs, agenda)
         parts = self._splitter.split(args, kwargs, micro_batches)
         batches, rows = parts.batches, None
         if ranks.tp_size() > 1 and not state.cfg.prescaled_batch:
             batches, rows = samples.joined(self._name, self._splitter, batches)
-        if not model.partitioned:
-            self._partition(model, batches)
+        if not all(model.partitioned for model in models):
+            self._partition(models, batches)
         with _without_inference_mode(), torch.no_grad() if state.cfg.pipeline == "_only_forward" else contextlib.nullcontext():
-            return self._run(model, batches, rows, parts.shares)
+            return self._run(models, batches, rows, parts.shares)
 
-    def _partition(self, model, batches):
-        """Runs until the model is called, whose tensors get their homes then. Collective."""
+    def _partition(self, models, batches):
+        """Runs until a model is called, whose tensors get their homes then, and those of the others after it.
+        Collective."""
         if not state.cfg.auto_partition or state.cfg.skip_tracing:
-            model.partition()
+            for model in models:
+                model.partition()
             return
         call, failure = None, None
         try:
-            with trace.generators_put_back(model), program.run_of(program.Running(self._name, is_probe=True)):
+            with trace.generators_put_back(_joined(models)), program.run_of(program.Running(self._name, is_probe=True)):
                 self._function(*batches[0][0], **batches[0][1])
             failure = StateError(f"{self._name} has not called the model, by whose first call its tensors get their stages; call the DistributedModel in the first step")
         except Unwound as reached:
             call = reached
         except Exception as error:  # pylint: disable=broad-exception-caught
             failure = error
-        texts = [json.loads(text) for text in state.world.gather(json.dumps(failure and f"{type(failure).__name__}: {failure}"))]
+        told = [failure and f"{type(failure).__name__}: {failure}", call and models.index(call.model)]
+        texts, indices = zip(*(json.loads(text) for text in state.world.gather(json.dumps(told))))
         if failure is not None:
             raise failure
         for rank, text in enumerate(texts):
             if text is not None:
                 raise StateError(f"{self._name}: rank {rank} failed before it called the model: {text}")
-        model.partition(call.args_of_call, call.kwargs_of_call)
+        called = models[indices[0]]  # rank 0's: its arguments decide
+        called.partition(call.args_of_call, call.kwargs_of_call)
+        for model in models:
+            if model is not called:
+                model.partition(called=called)
 
-    def _run(self, model, batches, rows, shares):
+    def _run(self, models, batches, rows, shares):
         templates = [None] * len(batches)
         contexts = [contextvars.copy_context() for _ in batches]  # a micro-batch may run in a thread of its own
-        factor = 1.0 if model.joined is None else model.joined.factor
+        joined = joining.of(models, self._name)
+        factor = 1.0 if joined is None else joined.factor
         for context, share in zip(contexts, shares or [None] * len(batches)):
             context.run(weights.begin, None if share is None else share * len(batches), factor)
-        engine = model.engine(self._name)
+        engine, *others = [model.engine(self._name) for model in models]
         takes_turns = not engine.over_one_stage and torch.is_grad_enabled() and state.cfg.schedule != "sequential"
-        watch = kept.Watch(model.module, engine.core.changes_state) if takes_turns else None
+        watch = kept.Watch(_joined([model.module for model in models]), engine.core.changes_state) if takes_turns else None
         here = threading.get_ident()
 
         def of_micro_batch(index):
@@ -116,13 +125,19 @@ class Step:
                 templates[index], tensors = taken(result)
             return tensors
 
-        with kept.seen() if watch else contextlib.nullcontext(), model.joined.stepping() if model.joined else contextlib.nullcontext():
-            outputs = engine.run(len(batches), of_micro_batch, self._key)
+        with kept.seen() if watch else contextlib.nullcontext(), joined.stepping() if joined else contextlib.nullcontext():
+            outputs = engine.run(len(batches), of_micro_batch, self._key, models[0], others)
         if rows is not None:
             outputs = [[row.of_this_rank(self._name, tensor) for tensor in tensors] for row, tensors in zip(rows, outputs)]
         result = merged([filled(template, tensors) for template, tensors in zip(templates, outputs)], shares)
-        model.finish_step()
+        for model in models:
+            model.finish_step()
         return result
+
+
+def _joined(modules):
+    """One module that has these."""
+    return modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules)
 
 
 @contextlib.contextmanager
