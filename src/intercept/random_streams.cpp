@@ -121,6 +121,7 @@ at::Generator RandomStreams::generator(RandomStream stream, c10::Device device) 
 /// A state of kSlice alone as it is; others each behind the number of its stream.
 at::Tensor RandomStreams::state(RandomStream stream, c10::Device device) {
   if (stream == RandomStream::kModel) return state_of(generator(stream, device));
+  const WithoutInterception own_operators;  // a program saves states wherever it recomputes
   std::vector<at::Tensor> states;
   bool is_first_alone = true;
   for (const Slice& slice : slices_) {
@@ -137,6 +138,7 @@ void RandomStreams::set_state(RandomStream stream, c10::Device device, const at:
   if (stream == RandomStream::kModel && state.defined()) return set_state_of(generator(stream, device), state);
   forget_slice(device);
   if (!state.defined()) return;
+  const WithoutInterception own_operators;
   const int64_t bytes = state_of(generator(RandomStream::kModel, device)).numel();
   if (state.numel() == bytes) return set_state_of(generator(stream, device), state);
   for (int64_t at = 0; at + bytes < state.numel(); at += bytes + 1) {

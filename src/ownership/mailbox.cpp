@@ -463,9 +463,24 @@ bool Mailbox::has_come(const Wait& wait) {
   return wait.has_come();
 }
 
+/// The result of `call`, whose errors of communication say what was waited for.
+template <class Call>
+auto Mailbox::named(const Wait& wait, const Call& call) {
+  try {
+    return call();
+  } catch (const CommError& error) {
+    if (error.code() == ErrorCode::kDiverged || error.code() == ErrorCode::kTimeout) throw;
+    throw CommError(error.code(),
+                    str(wait_text(post_.stage(), in_step(wait.name, first_), wait.stage), ": ", error.what()));
+  }
+}
+
 void Mailbox::take(const Wait& wait) {
-  post_.begin_step();
-  if (has_come(wait)) return;
+  const bool has_come_before = named(wait, [&] {
+    post_.begin_step();
+    return has_come(wait);
+  });
+  if (has_come_before) return;
   ++waits_[static_cast<size_t>(wait.name.kind)];
   if (turns_ != nullptr && turns_->await(wait)) return;
   while (!await(wait)) {
@@ -511,13 +526,7 @@ bool Mailbox::await(const Wait& wait) {
     }
     return watch_wait(wait, Clock::now() - begun, has_told) || has_stalled_ != has_stalled_before;
   };
-  try {
-    (void)post_.wait_until(is_over);
-  } catch (const CommError& error) {
-    if (error.code() == ErrorCode::kDiverged || error.code() == ErrorCode::kTimeout) throw;
-    throw CommError(error.code(),
-                    str(wait_text(post_.stage(), in_step(wait.name, first_), wait.stage), ": ", error.what()));
-  }
+  (void)named(wait, [&] { return post_.wait_until(is_over); });
   end_note();
   return wait.has_come();
 }

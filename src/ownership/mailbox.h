@@ -140,6 +140,8 @@ class Mailbox final : private Post::Reader {
   bool is_past(int64_t micro_batch, int64_t position, const MessageName& here) const;
   void check_waiting(const MessageName& name, int from);
   void take(const Wait& wait);
+  template <class Call>
+  auto named(const Wait& wait, const Call& call);
   bool watch_wait(const Wait& wait, std::chrono::steady_clock::duration waited, bool& has_told);
 
   Post post_;

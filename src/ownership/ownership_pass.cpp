@@ -75,8 +75,13 @@ bool draws(const OperatorCall& call, const OperatorFacts& facts) {
 }
 
 /// The key of a call that a stage runs: each stage tells sizes by itself.
-Key key_on(int stage, const OperatorFacts& facts, const OperatorCall& call, bool& is_complete, const CutTensors* cut) {
-  return key_of(mix64(facts.hash + static_cast<uint64_t>(stage + 1)), call.arguments(), is_complete, cut);
+Key key_on(int stage, const OperatorFacts& facts, const OperatorCall& call, const HomedArguments& homed,
+           bool& is_complete, const CutTensors* cut) {
+  uint64_t hash = mix64(facts.hash + static_cast<uint64_t>(stage + 1));
+  // A part is one on its own stage alone.
+  if (cut != nullptr)
+    for (const HomedArgument& one : homed) hash = mix64(hash << 1 | static_cast<uint64_t>(one.home.stage == stage));
+  return key_of(hash, call.arguments(), is_complete, cut);
 }
 
 /// Whether the call writes its argument number `i`. Statistics of a norm that is not trained it does not.
@@ -265,7 +270,7 @@ void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, cons
                             const Home& home, const Next& next) {
   ++counters_.own;
   bool is_complete = true;
-  const Key key = key_on(stage_, facts, call, is_complete, cut());
+  const Key key = key_on(stage_, facts, call, homed, is_complete, cut());
   const CutTensors::Makers makers = cut_ ? cut_->makers_of(call.arguments()) : CutTensors::Makers();
   current_->note(facts, key, stage_);
   const bool tells = !is_complete || tells_each(facts, call);
@@ -514,7 +519,7 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
                                const Home& home, const Next& next) {
   ++counters_.remote;
   bool is_complete = true;
-  const Key key = key_on(home.stage, facts, call, is_complete, cut());
+  const Key key = key_on(home.stage, facts, call, homed, is_complete, cut());
   const CutTensors::Makers makers = cut_ ? cut_->makers_of(call.arguments()) : CutTensors::Makers();
   current_->note(facts, key, home.stage);
   for (const HomedArgument& one : homed)

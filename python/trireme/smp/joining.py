@@ -90,7 +90,7 @@ class Join:
                     buffer.copy_(value)
 
     def _met(self, told):
-        """What a rank with a batch told; None: there is none any more."""
+        """The call that a rank with a batch told; None: there is none any more."""
         of_ranks = [json.loads(text) for text in state.world.gather(json.dumps({"copy": ranks.rdp_rank(), **told}), _CALL)]
         active = [rank for rank, one in enumerate(of_ranks) if "out" not in one]
         out = [rank for rank, one in enumerate(of_ranks) if "out" in one]
@@ -155,7 +155,7 @@ def _mode(model, is_training):
 
 
 def _plain(value):
-    """What JSON has of a hyperparameter; None: nothing."""
+    """A hyperparameter as JSON has it; None: it has nothing of it."""
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 else None
     if isinstance(value, (tuple, list)):

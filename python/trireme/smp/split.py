@@ -18,7 +18,7 @@ class Parts:
 
     @property
     def shares(self):
-        """What part of the samples each micro-batch has; None: all have as many."""
+        """The share of the samples that each micro-batch has; None: all have as many."""
         return self.samples and [count / sum(self.samples) for count in self.samples]
 
 
