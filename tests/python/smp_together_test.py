@@ -28,6 +28,12 @@ class Quick(Case):
     def test_samples_of_each_rank_and_two_losses(self):
         self.assert_right(net="blocks", pp=2, tp=2, prescaled=False, optimize="memory", losses=2, values=True, hooks=True, frozen_later=True)
 
+    def test_regions_of_stages_whose_ranks_share_layers(self):
+        self.assert_right(net="gpt2", pp=2, tp=2, checkpointed="layers", steps=1)
+
+    def test_tokens_that_are_cut_between_stages(self):
+        self.assert_right(net="llama", pp=2, tp=2, optimize="memory", steps=1, evaluates=False)
+
     def test_a_save_of_stages_and_slices_is_loaded_by_one_process(self):
         spec = {"net": "blocks", "table": True, "tied": True, "scheduler": True, "samples": 16}
         for kind in ("partial", "full"):
