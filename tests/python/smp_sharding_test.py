@@ -186,8 +186,8 @@ class Sharded(Case):
     model.cpu()
     result = [{name: bits(value) for name, value in net.state_dict().items()} == whole, refused]
 """)
-        self.assertEqual(found, [True, ["ConfigError: smp.register_parameter: int is no torch.nn.Module",
-                                        "ConfigError: smp.register_parameter: Tensor is no torch.nn.Parameter"]])
+        self.assertEqual(found, [True, ["ConfigError: smp.register_parameter(int, Parameter): expected a torch.nn.Module and a torch.nn.Parameter",
+                                        "ConfigError: smp.register_parameter(Linear, Tensor): expected a torch.nn.Module and a torch.nn.Parameter"]])
 
 
 if __name__ == "__main__":
