@@ -439,6 +439,7 @@ class StepEngine(EngineBase):
     def step(self, micro_batches: int, program: Callable[[int], Sequence[Tensor]], name: str) -> list[list[Tensor]]:
         """Runs `program` for each micro-batch: what it returned, detached, with its numbers on every stage."""
     def backward(self, root: Tensor, gradient: Tensor | None = None) -> None: ...
+    def destroy(self) -> None: ...
     def enter(self, stage: int) -> None:
         """Until leave(), operators of activations without parameters run on `stage`."""
     def leave(self) -> None: ...
@@ -488,6 +489,8 @@ class GatheredContext:
     def __exit__(self, *exception: Any) -> None: ...
 
 def make_whole(tensor: Tensor, /) -> None: ...
+def sum_of_this_rank(parameter: Tensor, /) -> Tensor | None:
+    """The sum of this rank's gradients in the window, in fp32; None: there is none."""
 def whole_tensor(tensor: Tensor, /) -> Tensor:
     """A copy of a parameter or buffer: of a sharded one, or of one that ranks have slices of, all of it. Collective."""
 
