@@ -30,6 +30,8 @@ bool is_on(Feature feature, const ParallelOptions& options) {
       return !options.takes_sizes_from_inputs;
     case Feature::kOwnership:
       return options.has_ownership;
+    case Feature::kOwnershipOfAnySizes:
+      return options.has_ownership && !options.takes_sizes_from_inputs;
     default:
       return false;
   }

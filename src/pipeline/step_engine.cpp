@@ -132,13 +132,6 @@ detail::OwnedStage::OwnedStage(Group& world, const Topology& topology, torch::nn
   });
   if (difference) throw ConfigError(str("stages of the model: the ranks differ: ", difference->text()));
   if (stages.size() > 1) check_whole(model);
-  if (stages.size() > 1 && topology.has("tensor") && grid->along({"tensor"}).size() > 1 &&
-      !options.takes_sizes_from_inputs)
-    throw ConfigError(
-        str("axes \"pipe\" of ", stages.size(), " and \"tensor\" of ", grid->along({"tensor"}).size(),
-            " ranks: stages of a step function take the sizes of whole layers; set "
-            "InitializeOptions::takes_sizes_from_inputs where the model reads none of its parameters', or "
-            "make one of the two 1"));
   if (stages.size() > 1 && !is_in_order(model, by_name)) {
     if (!options.partition_model) options.partition_model.emplace();
     options.partition_model->is_ordered = false;  // rules look at neighbours

@@ -29,9 +29,10 @@ enum class Feature : uint8_t {
   kOwnership,  ///< a step function over stages that own parts of a model
   kSequence,
   kTensor,
-  kProgramSlices,  ///< layers that the program has cut itself
-  kShardedTokens,  ///< tensor_parallel.sequence_parallel
-  kAnySizes,       ///< a program that may read sizes of other tensors than its inputs
+  kProgramSlices,        ///< layers that the program has cut itself
+  kShardedTokens,        ///< tensor_parallel.sequence_parallel
+  kAnySizes,             ///< a program that may read sizes of other tensors than its inputs
+  kOwnershipOfAnySizes,  ///< such a program over stages that own parts of its model
   kRingAttention,
   kDevice,          ///< parameters on a GPU
   kSeparateMemory,  ///< ranks that do not share memory

@@ -36,6 +36,11 @@ const AxisPart& pipe_axis() {
                "reads sizes of its inputs sees its own alone; set InitializeOptions::takes_sizes_from_inputs where "
                "layers read none but those, remove the key, or make stages 1",
            .option = kAnySizes},
+          {.other = kTensor,
+           .text = "axes \"pipe\" of {} and \"tensor\" of {} ranks: stages of a step function take the sizes of whole "
+                   "layers; set InitializeOptions::takes_sizes_from_inputs where the model reads none of its "
+                   "parameters', make one of the two 1, or train a PipelineModule",
+           .option = kOwnershipOfAnySizes},
           {.other = kProgramSlices,
            .text =
                "axes \"pipe\" of {} and \"model\" of {} ranks: stages of a step function do not own layers that the "
