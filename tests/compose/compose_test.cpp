@@ -90,6 +90,7 @@ const std::multimap<std::string, trireme::Feature>& known_features() {
       {"leaf modules", kLeafModules},
       {"pipeline stages", kPipeline},
       {"step function over stages", kOwnership},
+      {"step function over stages", kOwnershipOfAnySizes},
       {"step function over stages", kPipeline},
       {"pipeline, split backward", kPipeline},
       {"pipeline, chunks", kPipeline},

@@ -371,7 +371,7 @@ TEST(Exclusions, ThatOptionsTellAreRefusedByThePlan) {
        [](ParallelOptions& options) { options.degrees = {.data = 1, .tensor = 2, .model = 2}; }},
       {{Feature::kProgramSlices, Feature::kSequence},
        [](ParallelOptions& options) { options.degrees = {.data = 1, .sequence = 2, .model = 2}; }},
-      {{Feature::kOwnership, Feature::kTensor},
+      {{Feature::kOwnershipOfAnySizes, Feature::kTensor},
        [](ParallelOptions& options) {
          options.degrees = {.data = 1, .pipe = 2, .tensor = 2};
          options.has_ownership = true;
