@@ -3,15 +3,15 @@ import os
 
 from harness import RankServer, main
 from smp_programs import Case
+from smp_random import PROGRAMS
 
 RankServer.imports = ("torch._dynamo",)  # which optimizers of torch import
 _SEED, _COUNT = int(os.environ.get("TRIREME_SMP_SEED", "1")), int(os.environ.get("TRIREME_SMP_PROGRAMS", "40"))
 _REFUSED = "which is not there yet over stages"
 
-# A program by a seed: steps over a pool of activations [samples, WIDTH], layers that are cut by columns, by rows, or
-# whole, on random stages.
-_PROGRAMS = """
-    import copy, gc, random
+# Layers are cut by columns, by rows, or whole, on random stages.
+_PROGRAMS = PROGRAMS + """
+    import copy
     from trireme.smp.nn import cuts
 
     WIDTH = 8
@@ -21,49 +21,10 @@ _PROGRAMS = """
     cuts.section_of = lambda module, degree: {"autotp_size": degree, "partition_config": {"use_default_specs": False, "layer_specs": [
         {"patterns": [name.replace(".", "[.]") + "[.]weight$"], "partition_type": kind, "partition_dim": int(kind == "row")} for name, kind in kinds.items()]}}
 
-    class Random(nn.Module):
-        def __init__(self, seed):
-            super().__init__()
-            draw = random.Random(seed)
-            self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(draw.randint(3, 6))])
-            self.norm = nn.LayerNorm(WIDTH)
-            self.register_buffer("kept", torch.zeros(WIDTH))
-            self.steps = [(draw.choice(self._KINDS), draw.randrange(len(self.layers)), draw.random(), draw.random()) for _ in range(draw.randint(5, 12))]
-        _KINDS = ("layer", "layer", "layer", "layer", "functional", "add", "mul", "cat", "item", "mask", "write", "buffer", "norm", "detach", "view", "copy", "hook", "index", "softmax",
-                  "slice", "region")
-        def forward(self, x):
-            pool = [x]
-            for kind, which, one, other in self.steps:
-                a, b, layer = pool[-1 - int(one * min(3, len(pool)))], pool[int(other * len(pool))], self.layers[which]
-                if kind == "layer": y = torch.tanh(layer(a))
-                elif kind == "functional": y = F.linear(a, layer.weight.t() * 0.5 + self.layers[0].weight, layer.bias)
-                elif kind == "add": y = a + 0.5 * b
-                elif kind == "mul": y = a * torch.sigmoid(b)
-                elif kind == "cat": y = torch.cat([a[:, :4], b[:, 4:]], 1)
-                elif kind == "item": y = a * 1.5 if a.mean().item() > float(b.detach().mean()) + 1e-3 else a * 0.5
-                elif kind == "mask": y = torch.where(a > b, a, b * 0.5)
-                elif kind == "write":
-                    y = a * 1.0
-                    y.mul_(0.9).add_(b)
-                elif kind == "buffer":
-                    with torch.no_grad():
-                        self.kept.mul_(0.5).add_(a.detach().mean(0))
-                    y = a - self.kept
-                elif kind == "norm": y = self.norm(a)
-                elif kind == "detach": y = a + b.detach()
-                elif kind == "view": y = a.view(-1, 2, 4).transpose(1, 2).reshape(-1, WIDTH)
-                elif kind == "copy": y = torch.tanh(a.view(-1, 2, 4).transpose(1, 2)).contiguous().view(-1, WIDTH)
-                elif kind == "hook":
-                    y = a * 1.1
-                    if y.requires_grad: y.register_hook(lambda gradient: gradient * 0.7)
-                elif kind == "softmax": y = torch.softmax(a, -1) * a.size(-1)
-                elif kind == "slice": y = a[:, 2:6].repeat(1, 2)
-                elif kind == "region": y = torch.utils.checkpoint.checkpoint(lambda t, u, layer=layer: torch.tanh(layer(t)) + u, a, b, use_reentrant=False)
-                else:
-                    rows = (a.detach()[:, 0] > 0).nonzero()[:, 0]
-                    y = b.index_add(0, rows, layer(a[rows]))
-                pool.append(y)
-            return sum(tensor.square().mean() for tensor in pool[-3:]) + self.layers[0](pool[-1]).mean()
+    class Shared(Random):
+        _NORM = nn.LayerNorm
+        _KINDS = ("layer", "layer", "layer", "layer", "functional", "add", "mul", "cat", "compare", "mask", "write all", "buffer", "norm", "detach", "view", "copy", "hook", "index",
+                  "softmax", "slice", "region")
 
     def furthest(found, expected):
         if found is None or expected is None:
@@ -73,7 +34,7 @@ _PROGRAMS = """
     def program(seed):
         '''The greatest distance from plain PyTorch, or the text of a refusal.'''
         torch.manual_seed(seed)
-        net, draw = Random(seed), random.Random(seed + 1)
+        net, draw = Shared(seed), random.Random(seed + 1)
         alone = copy.deepcopy(net)
         for module in (*net.layers, net.norm):
             smp.set_partition(module, draw.randrange(smp.pp_size()))
