@@ -34,4 +34,5 @@ def get_requires_for_dynamic_metadata(_settings):
 
 
 def dynamic_metadata(_field, _settings):
-    return [torch_requirement(_folders())]
+    # Where NumPy is not there, torch warns on every rank.
+    return [torch_requirement(_folders()), "numpy"]

@@ -17,6 +17,19 @@ def leave_to_launcher(text: str) -> bool:
 def set_log_sink(sink: Callable[[int, str], None] | None) -> None:
     """Calls sink(level, message) for each message; level is 0 debug, 1 info, 2 warning, 3 error. None drops them."""
 
+def configure_comms_log(rank: int, *, enabled: bool, verbose: bool, prof_all: bool, debug: bool, prof_ops: list[str]) -> None:
+    """Switches the log of this rank's collectives on or off; what it has counted stays."""
+def comms_log_rows(rank: int) -> list[tuple[str, int, int, int, float, float, float, float]]:
+    """(operation, bytes, ranks, calls, seconds, least seconds, 10^9 bits/s, of the bus) of each size."""
+def comms_log_table(rank: int) -> str:
+    """The same as text; empty: the log was never on."""
+def clear_comms_log(rank: int) -> None:
+    """Forgets what the log has counted."""
+def has_listeners() -> bool:
+    """Whether anybody hears what ranks do."""
+def tell_collective(rank: int, operation: str, bytes: int, group_size: int, seconds: float) -> None:
+    """Tells of a call that ended now, which no group of the library's made."""
+
 def clear_wait_hook() -> None:
     """Before Python ends: waits no longer listen for signals."""
 
@@ -289,6 +302,8 @@ class EngineBase:
     @property
     def exchange_rows(self) -> list[tuple[str, str, str, int, int]]: ...
     def exchange_table(self) -> str: ...
+    @property
+    def step_times(self) -> tuple[int, float, float, float, float, float] | None: ...
     @property
     def failure(self) -> str: ...
 

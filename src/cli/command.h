@@ -37,6 +37,7 @@ Action add_convert(CLI::App& app);
 Action add_estimate(CLI::App& app);
 Action add_plan(CLI::App& app);
 Action add_config(CLI::App& app);
+Action add_timeline(CLI::App& app);
 Action add_docs(CLI::App& app);
 
 /// All commands, in the order in which --help lists them.

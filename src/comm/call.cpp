@@ -161,6 +161,20 @@ std::string describe_mismatch(const GroupInfo& group, const CallOfRank& own, con
                         advice_on_methods(own.call, other.call));
 }
 
+Notice notice_of(const GroupInfo& group, const Call& call, Notice::Kind kind) {
+  const bool moves_bytes =
+      call.kind != CallKind::kBarrier && call.kind != CallKind::kSplit && call.kind != CallKind::kShare;
+  return {.kind = kind,
+          .name = name_of(call.kind),
+          .subject = call.subject.data(),
+          .caller = call.caller.data(),
+          .group = group.name,
+          .group_size = group.place.size,
+          .bytes = moves_bytes ? call.numel * static_cast<int64_t>(c10::elementSize(call.dtype)) : 0,
+          .number = call.seq,
+          .rank = group.world_rank(group.place.rank)};
+}
+
 std::string advice_on_method(const Call& call) {
   return call.caller.front() == 0
              ? ""
@@ -304,7 +318,9 @@ int64_t bytes_sent(const Place& place, const Call& call) {
 namespace trireme {
 
 CallerScope::CallerScope(const char* name) noexcept : outer_(comm::caller) {
-  if (outer_ == nullptr) comm::caller = name;
+  if (outer_ != nullptr) return;
+  comm::caller = name;
+  notice_.emplace(Notice::Kind::kCall, name);
 }
 CallerScope::~CallerScope() { comm::caller = outer_; }
 const char* CallerScope::current(const char* otherwise) noexcept {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "comm/group_info.h"
+#include "trireme/base/notices.h"
 #include "trireme/comm/group.h"
 
 namespace trireme::comm {
@@ -93,6 +94,9 @@ Request gather_request(const Place& place, const at::Tensor& output, const at::T
 Request scatter_request(const Place& place, const at::Tensor& output, const at::Tensor& input, int root);
 Request send_request(const Place& place, const at::Tensor& tensor, int peer);
 Request recv_request(const Place& place, const at::Tensor& tensor, int peer);
+
+/// A notice of `call` of `group`, whose times are to be set; it lives as long as both.
+Notice notice_of(const GroupInfo& group, const Call& call, Notice::Kind kind);
 
 /// Bytes of this rank's data that go to other ranks: the cost lines of docs/comm.md.
 int64_t bytes_sent(const Place& place, const Call& call);

@@ -21,11 +21,18 @@ void FlightRecorder::end(int64_t ticket) { end(ticket, /*failed=*/false); }
 void FlightRecorder::fail(int64_t ticket) { end(ticket, /*failed=*/true); }
 
 void FlightRecorder::end(int64_t ticket, bool failed) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (ticket + kEntries < count_) return;  // overwritten meanwhile
   Entry& entry = entries_[static_cast<size_t>(ticket % kEntries)];
   entry.end = Clock::now();
   entry.failed = failed;
+  if (failed || !has_listeners()) return;
+  const Entry ended = entry;
+  lock.unlock();
+  Notice notice = notice_of(group_, ended.call, Notice::Kind::kCollective);
+  notice.begin = ended.start;
+  notice.end = ended.end;
+  tell(notice);
 }
 
 std::string FlightRecorder::text() const {

@@ -13,6 +13,8 @@ namespace trireme::comm {
 
 class FlightRecorder {
  public:
+  /// Tells each call's end as a Notice, as one of `group`'s, which outlives this.
+  explicit FlightRecorder(const GroupInfo& group) : group_(group) {}
   /// Returns a ticket for end().
   int64_t begin(const Call& call);
   void end(int64_t ticket);
@@ -33,6 +35,7 @@ class FlightRecorder {
 
   void end(int64_t ticket, bool failed);
 
+  const GroupInfo& group_;
   const Clock::time_point created_ = Clock::now();
   mutable std::mutex mutex_;
   int64_t count_ = 0;                    // guarded by mutex_

@@ -1,11 +1,43 @@
 #include "trireme/comm/group.h"
 
+#include <memory>
 #include <numeric>
+#include <optional>
+#include <utility>
 
 #include "comm/backend.h"
 #include "trireme/base/error.h"
 
 namespace trireme {
+
+namespace {
+
+/// An operation whose wait is told.
+class HeardOperation final : public Pending<void>::Operation {
+ public:
+  HeardOperation(Pending<void> inner, const comm::GroupInfo& group, const comm::Call& call)
+      : inner_(std::move(inner)), group_(group), call_(call) {}
+  void wait() override {
+    Notice notice = comm::notice_of(group_, call_, Notice::Kind::kWait);
+    notice.begin = Notice::Clock::now();
+    inner_.wait();
+    notice.end = Notice::Clock::now();
+    tell(notice);
+  }
+  bool done() noexcept override { return inner_.done(); }
+  void drop() noexcept override { inner_ = {}; }
+
+ private:
+  Pending<void> inner_;
+  const comm::GroupInfo group_;  // a copy: this may outlive the group
+  const comm::Call call_;
+};
+
+Pending<void> heard(Pending<void> pending, const comm::GroupInfo& group, const comm::Call& call) {
+  return Pending<void>(std::make_shared<HeardOperation>(std::move(pending), group, call));
+}
+
+}  // namespace
 
 Group::Group(std::unique_ptr<comm::Backend> backend)
     : backend_(std::move(backend)),
@@ -50,9 +82,10 @@ int64_t Group::check(const comm::Request& request) const {
 
 Pending<void> Group::submit(comm::Request request) {
   const int64_t bytes = check(request);
+  const std::optional<comm::Call> call = has_listeners() ? std::optional(request.call) : std::nullopt;
   Pending<void> pending = backend_->submit(std::move(request));
   backend_->state()->count(1, bytes);
-  return pending;
+  return call ? heard(std::move(pending), backend_->info(), *call) : std::move(pending);
 }
 
 Pending<void> Group::all_reduce(const at::Tensor& tensor, ReduceOp op) {
@@ -77,8 +110,12 @@ std::vector<Pending<void>> Group::all_gather_coalesced(const std::vector<at::Ten
     requests.push_back(comm::all_gather_request({rank_, size_}, outputs[i], inputs[i]));
   int64_t bytes = 0;
   for (const comm::Request& request : requests) bytes += check(request);
+  std::vector<comm::Call> calls;
+  if (has_listeners())
+    for (const comm::Request& request : requests) calls.push_back(request.call);
   auto pending = backend_->submit_all(std::move(requests));
   backend_->state()->count(static_cast<int64_t>(pending.size()), bytes);
+  for (size_t i = 0; i < calls.size(); ++i) pending[i] = heard(std::move(pending[i]), backend_->info(), calls[i]);
   return pending;
 }
 

@@ -23,7 +23,7 @@ namespace trireme::comm {
 
 class GroupState {
  public:
-  explicit GroupState(GroupInfo info) : info_(std::move(info)) {}
+  explicit GroupState(GroupInfo info) : info_(std::move(info)), recorder_(info_) {}
   GroupState(const GroupState&) = delete;
   GroupState& operator=(const GroupState&) = delete;
 

@@ -508,6 +508,39 @@ void add_tensor(Table& table) {
   table.keys("tensor_parallel", where_layers_are_cut);
 }
 
+void add_observe(Table& table) {
+  constexpr auto observe = &Config::observe;
+  constexpr auto comms = &ObserveOptions::comms_logger;
+  constexpr auto timeline = &ObserveOptions::timeline;
+  table.section = "";
+  table.works("wall_clock_breakdown", flag(), at<observe, &ObserveOptions::wall_clock_breakdown>,
+              "a line of the log for each window: milliseconds of forward, backward and step "
+              "([observe](observe.md#times-of-a-step))");
+  table.works("memory_breakdown", flag(), at<observe, &ObserveOptions::memory_breakdown>,
+              "memory of rank 0 in that line");
+  table.works("dump_state", flag(), at<observe, &ObserveOptions::dump_state>,
+              "rank 0 logs the whole configuration at the beginning");
+  table.section = "comms_logger.";
+  table.works("enabled", flag(), at<observe, comms, &CommsLoggerOptions::enabled>,
+              "count and time the calls of groups, by operation and size ([observe](observe.md#calls-of-groups))");
+  table.works("verbose", flag(), at<observe, comms, &CommsLoggerOptions::verbose>, "a line of the log for each call");
+  table.works("prof_all", flag(), at<observe, comms, &CommsLoggerOptions::prof_all>,
+              "all operations; else those of `prof_ops`");
+  table.works("debug", flag(), at<observe, comms, &CommsLoggerOptions::debug>,
+              "those lines tell method, unit and group");
+  table.works("prof_ops", texts(), at<observe, comms, &CommsLoggerOptions::prof_ops>,
+              "`\"all_reduce\"`, `\"all_gather\"`, … ([comm](comm.md))");
+  table.section = "trireme.timeline.";
+  table.works("enabled", flag(), at<observe, timeline, &TimelineOptions::enabled>,
+              "ours: record what each rank does when, for Perfetto ([observe](observe.md#timeline))");
+  table.works("output_path", folder(), at<observe, timeline, &TimelineOptions::output_path>,
+              "a folder, in which each rank has a file; `trireme timeline` joins them");
+  table.works("start_step", integer(kPositive), at<observe, timeline, &TimelineOptions::start_step>,
+              "the first optimizer step that is recorded; the first ever is 1");
+  table.works("steps", integer(kCount), at<observe, timeline, &TimelineOptions::steps>, "so many steps; 0: to the end");
+  table.works("operators", flag(), at<observe, timeline, &TimelineOptions::operators>, "with libtorch's operators");
+}
+
 void add_rest(Table& table) {
   table.section = "";
   table.resolved(
@@ -540,6 +573,7 @@ const std::vector<Option<Config>>& options() {
     add_own(rows);
     add_pipeline(rows);
     add_checkpoint(rows);
+    add_observe(rows);
     add_rest(rows);
     return rows.rows;
   }();

@@ -19,6 +19,7 @@
 #include "pipeline/whole_gradients.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/notices.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/comm/device_group.h"
 #include "trireme/intercept.h"
@@ -179,6 +180,7 @@ class StageRunner::Impl {
         }
         const std::string text = subject_of(instruction);
         const SubjectScope subject(text);
+        const NoticeScope notice(Notice::Kind::kStage, text);
         try {
           run(instruction);
         } catch (const CommError&) {

@@ -1,9 +1,12 @@
 #include "python/engine_getters.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
+
+#include "trireme/observe/observation.h"
 
 namespace trireme::python {
 namespace {
@@ -66,6 +69,16 @@ constexpr std::tuple kGetters{
            "Of what count_exchanges() counts: axis, operator, way, exchanges, bytes sent."},
     Getter{"exchange_table", Facade::kMethod, [](const EngineBase& self) { return text_of(self.passes().exchanges()); },
            "exchanges() as a table."},
+    Getter{"step_times", Facade::kNone,
+           [](const EngineBase& self) {
+             using Times = std::tuple<int64_t, double, double, double, double, double>;
+             const Observation* observation = self.observation();
+             const auto times = observation != nullptr ? observation->step_times() : std::nullopt;
+             if (!times) return std::optional<Times>();
+             return std::optional(Times(times->step, times->forward_ms, times->backward_ms, times->backward_inner_ms(),
+                                        times->backward_reduce_ms, times->step_ms));
+           },
+           "With wall_clock_breakdown: step, and ms of forward, backward, its inner part, its reductions, step()."},
     Getter{"failure", Facade::kNone, &EngineBase::failure, "The error that ended the engine; empty: nothing did."},
 };
 

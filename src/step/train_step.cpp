@@ -11,6 +11,7 @@
 #include "step/step_decider.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/notices.h"
 #include "trireme/comm/agreement.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/device/stream.h"
@@ -250,6 +251,13 @@ void TrainStep::finish(int64_t samples, int64_t micro_steps) {
   ++progress_.global_steps;
   progress_.global_samples += samples;
   hyperparameters_.follow(decider_->known_applied_steps());
+  if (has_listeners())
+    tell({.kind = Notice::Kind::kWindow,
+          .name = "step",
+          .number = progress_.global_steps,
+          .rank = model_.world_rank(model_.rank()),
+          .begin = Notice::Clock::now(),
+          .end = Notice::Clock::now()});
   if (model_.rank() != 0 || options_.steps_per_print == 0 || progress_.global_steps % options_.steps_per_print != 0)
     return;
   const std::optional<double> scale = loss_scale();

@@ -17,10 +17,13 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/heap.h"
+#include "trireme/base/log.h"
 #include "trireme/checkpoint/async_save.h"
+#include "trireme/comm/agreement.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/device/stream.h"
 #include "trireme/intercept.h"
+#include "trireme/observe/observation.h"
 #include "trireme/pager/leaf_modules.h"
 #include "trireme/tensor/tensor_parallel.h"
 #include "trireme/training/model_agreement.h"
@@ -137,6 +140,7 @@ void Training::assemble(torch::nn::Module& module, const TrainingOptions& option
   try_client(groups_.model, choice, specs, device_of(module));
   if (!options.output.empty() && groups_.model.rank() == 0) write_resolved(config_, options.output);
 
+  observe(device_of(module));
   recompute_layers(module, config_.recompute.mode);  // refuses a module without such layers before it changes one
   first_parameter_ = model.first;
   manage(module, std::move(tensors), options, policy);
@@ -146,6 +150,14 @@ void Training::assemble(torch::nn::Module& module, const TrainingOptions& option
   forward_checks_ =
       std::make_unique<ForwardChecks>(groups_.sums, *pager_, *buffers_, config_.precision, knows_micro_batch);
   if (groups_.model.rank() == 0) log_precision(loaded_bytes_, config_, *pager_, *buffers_, *step_);
+}
+
+/// Throws on every rank where one cannot make its files.
+void Training::observe(c10::Device device) {
+  if (config_.observe == ObserveOptions{}) return;
+  const int rank = groups_.model.world_rank(groups_.model.rank());
+  together(groups_.model, [&] { observation_ = std::make_unique<Observation>(config_.observe, rank, device); });
+  if (config_.observe.dump_state && rank == 0) log(LogLevel::kInfo, "configuration:\n" + to_text(config_));
 }
 
 /// From here on the module's parameters are the pager's.

@@ -5,6 +5,7 @@
 #include "trireme/access/parameter_access.h"
 #include "trireme/checkpoint/async_save.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/observe/observation.h"
 
 namespace trireme {
 
@@ -48,6 +49,7 @@ void Training::destroy() {
   pager_.reset();
   if (partition_) join_parameters(*groups_.slices, *partition_, slices_);
   slices_.clear();
+  observation_.reset();
   condition_.mark_destroyed();
 }
 

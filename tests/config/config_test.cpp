@@ -74,8 +74,11 @@ TEST(Config, SpellsOutEveryDefault) {
       R"("ignore_unused_parameters":true,"mics_shard_size":-1,"zero_hpz_partition_size":1},)"
       R"("trireme":{"gather":"auto","live_bytes":4000000000,"prefetch_bytes":200000000,"merge_below_bytes":65536,)"
       R"("sequence_attention":"ulysses","stochastic_rounding":false,"poison":false,"register_buffers":false,"recompute":"none",)"
-      R"("tiled":{"loss_tokens":0,"mlp_tokens":0},"pipeline":{"schedule":"1f1b","chunks":1,"whole_gradients":"auto"}},)"
-      R"("pipeline":{"stages":1,"partition":"best","activation_checkpoint_interval":0},"checkpoint":{"tag_validation":"Warn","keep_last":0,"async_save":false,"verify":"while_reading"},"sequence_parallel_size":1,"deterministic":false,)"
+      R"("tiled":{"loss_tokens":0,"mlp_tokens":0},"pipeline":{"schedule":"1f1b","chunks":1,"whole_gradients":"auto"},)"
+      R"("timeline":{"enabled":false,"output_path":"timeline","start_step":2,"steps":10,"operators":true}},)"
+      R"("pipeline":{"stages":1,"partition":"best","activation_checkpoint_interval":0},"checkpoint":{"tag_validation":"Warn","keep_last":0,"async_save":false,"verify":"while_reading"},)"
+      R"("wall_clock_breakdown":false,"memory_breakdown":false,"dump_state":false,"comms_logger":{"enabled":false,)"
+      R"("verbose":false,"prof_all":true,"debug":false,"prof_ops":[]},"sequence_parallel_size":1,"deterministic":false,)"
       R"("steps_per_print":0,"tensor_parallel":{"autotp_size":0,"preset_model":null,"partition_config":null,)"
       R"("tp":{"tp_grain_size":1},"sequence_parallel":false,"tp_overlap_comm":false}})");
 }
@@ -144,7 +147,7 @@ TEST(Config, Takes0And1WhereABooleanStands) {
   EXPECT_EQ(config,
             read_with(R"("bf16": {"enabled": true, "check_grad_overflow": false}, "zero_optimization": {"stage": 3,
       "ignore_unused_parameters": false}, "deterministic": true)"));
-  EXPECT_EQ(refusal_of("\"wall_clock_breakdown\": 1").code, ErrorCode::kUnsupported);
+  EXPECT_EQ(refusal_of("\"graph_harvesting\": 1").code, ErrorCode::kUnsupported);
   EXPECT_EQ(refusal_of("\"deterministic\": 2"), wrong("`deterministic` is 2; expected true or false"));
 }
 
@@ -237,16 +240,16 @@ TEST(KnownSections, AreRefusedByNameWhenTheyAreOn) {
        "`tensorboard.enabled` = true is not there yet; remove it or set it to false"},
       {R"("flops_profiler": {"enabled": true})",
        "`flops_profiler.enabled` = true is not there yet; remove it or set it to false"},
-      {R"("tensor_parallel": {"autotp_size": 1, "tp": {"tp_size": 1}}, "dump_state": true)",
-       "`dump_state` = true is not there yet; remove it or set it to false"},
+      {R"("tensor_parallel": {"autotp_size": 1, "tp": {"tp_size": 1}}, "sparse_gradients": true)",
+       "`sparse_gradients` = true is not there yet; remove it or set it to false"},
       {R"("compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}})",
        "`compression_training` = {\"weight_quantization\":{\"shared_parameters\":{\"enabled\":true}}} is not there "
        "yet; remove "
        "it or set its \"enabled\" to false"},
       {R"("curriculum_learning": {"min_difficulty": 8})",
        "`curriculum_learning` = {\"min_difficulty\":8} is not there yet; remove it or set its \"enabled\" to false"},
-      {R"("wall_clock_breakdown": true)",
-       "`wall_clock_breakdown` = true is not there yet; remove it or set it to false"}};
+      {R"("fp32_allreduce": true)",
+       "`fp32_allreduce` = true is not there yet; remove it or set it to false"}};
   for (const auto& [keys, message] : cases) EXPECT_EQ(refusal_of(keys), not_there(message));
 }
 

@@ -2,13 +2,16 @@
 // record.
 #pragma once
 
+#include <optional>
 #include <string_view>
+
+#include "trireme/base/notices.h"
 
 namespace trireme {
 
 /// While one lives, the collectives of this thread are named as a part of `name` in errors and in the flight record:
-/// "all_reduce #12 (…) in save_checkpoint". Where scopes are nested, the outermost one counts. A name has at most
-/// 23 characters.
+/// "all_reduce #12 (…) in save_checkpoint". Where scopes are nested, the outermost one counts, and is told as a Notice.
+/// A name has at most 23 characters.
 class [[nodiscard]] CallerScope {
  public:
   explicit CallerScope(const char* name) noexcept;
@@ -21,6 +24,7 @@ class [[nodiscard]] CallerScope {
 
  private:
   const char* outer_;
+  std::optional<NoticeScope> notice_;  // of the outermost scope
 };
 
 /// While one lives, the collectives of this thread are about `subject`, e.g. a unit of the model: "all_gather #12 (…)

@@ -42,6 +42,9 @@ class EngineBase {
   /// The passes over the model's operators; none after destroy().
   const OperatorPasses& passes() const { return training_.passes(); }
 
+  /// What this rank tells of itself, as the configuration asks; null: of nothing, or after destroy().
+  const Observation* observation() const { return training_.observation(); }
+
   /// The factor by which losses are multiplied now; 1 where nothing computes in fp16.
   double loss_scale() const { return training_.step().loss_scale().value_or(1); }
   /// Lets a client's optimizer change the weights between two windows, as its step() would, without gradients: no step

@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "trireme/base/notices.h"
 #include "trireme/precision/autocast.h"
 
 namespace trireme {
@@ -43,6 +44,7 @@ class [[nodiscard]] ForwardScope {
   void explain(const std::string& problem, const std::vector<at::ScalarType>& inputs) const;
 
  private:
+  const NoticeScope notice_{Notice::Kind::kCall, "forward"};
   ForwardChecks& checks_;
   int64_t micro_batch_;
   AutocastScope autocast_;

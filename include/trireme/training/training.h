@@ -31,6 +31,7 @@ namespace trireme {
 
 class AsyncSaver;
 class ForwardChecks;
+class Observation;
 class ParameterAccess;
 struct ModuleTensors;
 struct PreparedOptimizer;
@@ -81,6 +82,9 @@ class Training {
   Condition& condition() { return condition_; }
   const Condition& condition() const { return condition_; }
 
+  /// What this rank tells of itself, as configured; null after destroy().
+  const Observation* observation() const { return observation_.get(); }
+
   /// Opens a forward of the module. Throws StateError: after destroy(); at ZeRO stage 3 with gather="copy", in another
   /// thread.
   ForwardScope begin_forward();
@@ -113,6 +117,7 @@ class Training {
 
  private:
   void assemble(torch::nn::Module& module, const TrainingOptions& options);
+  void observe(c10::Device device);
   void install(PreparedOptimizer prepared);
   void manage(torch::nn::Module& module, ModuleTensors tensors, const TrainingOptions& options, PagerPolicy policy);
   std::function<void()> proof();
@@ -141,6 +146,7 @@ class Training {
   std::unique_ptr<TrainStep> step_;
   std::unique_ptr<ParameterAccess> access_;
   OperatorPasses passes_;
+  std::unique_ptr<Observation> observation_;
   std::unique_ptr<AsyncSaver> saver_;  ///< null until something is to be saved in the background
   std::unique_ptr<ForwardChecks> forward_checks_;
 };

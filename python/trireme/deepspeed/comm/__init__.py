@@ -10,17 +10,17 @@ import torch.distributed as dist
 from ... import ranks
 from ...ranks import world
 from ..missing import names_of
-from .more import (all_gather_coalesced, allgather_fn, configure, get_all_ranks_from_group, get_comm_operation_count, get_global_rank,
-                   get_logged_comm_ops, get_world_group, has_all_gather_into_tensor, has_all_reduce_coalesced, has_coalescing_manager,
-                   has_comm_data, has_reduce_scatter_tensor, inference_all_reduce, init_deepspeed_backend, initialize_mesh_device,
-                   log_summary, reduce_scatter_fn, reset_log, set_backend)
+from .logged import configure, counted, get_comm_operation_count, get_logged_comm_ops, has_comm_data, log_summary, reset_log
+from .more import (all_gather_coalesced, allgather_fn, get_all_ranks_from_group, get_global_rank, get_world_group,
+                   has_all_gather_into_tensor, has_all_reduce_coalesced, has_coalescing_manager, has_reduce_scatter_tensor, inference_all_reduce,
+                   init_deepspeed_backend, initialize_mesh_device, reduce_scatter_fn, set_backend)
 
 default_pg_timeout = ranks.TIMEOUT
 _of_deepspeed = names_of(__name__)
 
 
 def __getattr__(name):
-    found = getattr(dist, name, None)
+    found = counted(name) or getattr(dist, name, None)
     if found is not None and not isinstance(found, types.ModuleType):
         return found
     try:

@@ -1,11 +1,7 @@
 """Functions of DeepSpeed's comm that torch.distributed does not have."""
-import datetime
-
 import torch.distributed as dist
 
-from ...errors import UnsupportedError
 from ..accelerator import get_accelerator
-from ..utils.logging import warning_once
 
 
 def _yes():
@@ -85,41 +81,3 @@ def set_backend():
 
 def init_deepspeed_backend(ds_backend, timeout=None, init_method=None):
     """Nothing: init_distributed() joins the ranks."""
-
-
-# --- the log of collectives: nothing is counted ---------------------------------------------------------------------
-
-def configure(deepspeed_config=None, enabled=None, prof_all=None, prof_ops=None, verbose=None, debug=None):
-    """Accepted where it leaves the log of operations off. Raises UnsupportedError: it switches the log on."""
-    # pylint: disable=unused-argument,too-many-arguments
-    if enabled or any((prof_all, prof_ops, verbose, debug)):
-        raise UnsupportedError("comm.configure(enabled=True): a log of collectives is not there yet; leave it out")
-
-
-def log_summary(show_straggler=False, return_dict=False):
-    """Says once that nothing was counted. With return_dict returns a summary without entries."""
-    # pylint: disable=unused-argument
-    warning_once("comm.log_summary: Trireme does not count collectives yet (comms_logger), so there is nothing to sum up")
-    if not return_dict:
-        return None
-    about = {"world_size": dist.get_world_size(), "rank": dist.get_rank(), "timestamp": datetime.datetime.now().isoformat()}
-    return {"summary": {}, "straggler_analysis": None, "metadata": about}
-
-
-def has_comm_data():
-    """False: nothing was counted."""
-    return False
-
-
-def get_comm_operation_count():
-    """0: nothing was counted."""
-    return 0
-
-
-def get_logged_comm_ops():
-    """None of them: an empty list."""
-    return []
-
-
-def reset_log():
-    """Nothing to forget."""

@@ -4,6 +4,7 @@ import json
 from ... import config as configs
 from ...errors import ConfigError as DeepSpeedConfigError
 from .. import comm
+from ..comm.config import DeepSpeedCommsConfig
 from ..missing import names_of
 from ..settings import DTYPES
 from . import sections
@@ -41,6 +42,7 @@ class DeepSpeedConfig:
             setattr(self, name, given.get(name, default))
         if isinstance(self.communication_data_type, str):
             self.communication_data_type = DTYPES[self.communication_data_type]
+        self.comms_config = DeepSpeedCommsConfig(given)
         self.zero_config = sections.get_zero_config(given)
         self.zero_optimization_stage = self.resolved["zero_optimization"]["stage"]
         self.zero_enabled = self.zero_optimization_stage > 0

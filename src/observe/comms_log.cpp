@@ -1,0 +1,111 @@
+#include "trireme/observe/comms_log.h"
+
+#include <algorithm>
+
+#include "trireme/base/format.h"
+#include "trireme/base/log.h"
+
+namespace trireme {
+namespace {
+
+constexpr double kBitsPerByte = 8;
+constexpr double kGiga = 1e9;
+
+double bus_factor(const CommsLogEntry& entry) {
+  const double links = entry.group_size > 0 ? static_cast<double>(entry.group_size - 1) / entry.group_size : 0;
+  if (entry.operation == "all_reduce") return 2 * links;
+  if (entry.operation == "all_gather" || entry.operation == "reduce_scatter" || entry.operation == "all_to_all")
+    return links;
+  return 1;
+}
+
+bool is_counted(const CommsLoggerOptions& options, std::string_view operation) {
+  // torch.distributed's "all_gather_into_tensor" means "all_gather", and the other way round.
+  return options.prof_all || std::ranges::any_of(options.prof_ops, [operation](const std::string& asked) {
+           return asked.starts_with(operation) || operation.starts_with(asked);
+         });
+}
+
+std::string line_of(const Notice& call, bool debug) {
+  const double ms = call.duration().count() * 1e3;
+  std::string text = formatted("comm: {} | {} | {:.3f} ms", call.name, size_text(static_cast<double>(call.bytes)), ms);
+  if (!debug) return text;
+  if (!call.caller.empty()) text += formatted(" | in {}", call.caller);
+  if (!call.subject.empty()) text += formatted(" | of {}", call.subject);
+  return text + formatted(" | group '{}', {} ranks", call.group, call.group_size);
+}
+
+}  // namespace
+
+double CommsLogEntry::algorithm_gbps() const {
+  if (!(seconds > 0)) return 0;
+  return kBitsPerByte * static_cast<double>(bytes) * static_cast<double>(count) / seconds / kGiga;
+}
+
+double CommsLogEntry::bus_gbps() const { return algorithm_gbps() * bus_factor(*this); }
+
+void CommsLog::hear(const Notice& notice) noexcept {
+  if (notice.kind != Notice::Kind::kCollective) return tell_lines();
+  const double seconds = notice.duration().count();
+  const std::lock_guard lock(mutex_);
+  if (!is_counted(options_, notice.name)) return;
+  Sum& sum = sums_[{std::string(notice.name), {notice.bytes, notice.group_size}}];
+  sum.min_seconds = sum.count == 0 ? seconds : std::min(sum.min_seconds, seconds);
+  sum.seconds += seconds;
+  ++sum.count;
+  if (options_.verbose) lines_.push_back(line_of(notice, options_.debug));
+}
+
+// A group tells a call's end under its locks, and a sink may wait for a thread that wants them. So lines are told when
+// a wait or a method ends, which holds none.
+void CommsLog::tell_lines() {
+  std::vector<std::string> lines;
+  {
+    const std::lock_guard lock(mutex_);
+    lines.swap(lines_);
+  }
+  for (const std::string& line : lines) log(LogLevel::kInfo, line);
+}
+
+void CommsLog::set_options(const CommsLoggerOptions& options) {
+  const std::lock_guard lock(mutex_);
+  options_ = options;
+}
+
+CommsLoggerOptions CommsLog::options() const {
+  const std::lock_guard lock(mutex_);
+  return options_;
+}
+
+std::vector<CommsLogEntry> CommsLog::entries() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<CommsLogEntry> entries;
+  for (const auto& [key, sum] : sums_)
+    entries.push_back({.operation = key.first,
+                       .bytes = key.second.first,
+                       .group_size = key.second.second,
+                       .count = sum.count,
+                       .seconds = sum.seconds,
+                       .min_seconds = sum.min_seconds});
+  return entries;
+}
+
+void CommsLog::clear() {
+  const std::lock_guard lock(mutex_);
+  sums_.clear();
+}
+
+std::string CommsLog::table() const {
+  std::string text = formatted("{:<20}{:>14}{:>7}{:>9}{:>20}{:>18}{:>15}{:>15}\n", "operation", "size", "ranks",
+                               "count", "total latency (ms)", "avg latency (ms)", "algbw (Gbps)", "busbw (Gbps)");
+  std::string operation;
+  for (const CommsLogEntry& entry : entries()) {
+    if (entry.operation != operation) text += (operation = entry.operation) + "\n";
+    text += formatted("{:<20}{:>14}{:>7}{:>9}{:>20.2f}{:>18.3f}{:>15.2f}{:>15.2f}\n", "",
+                      size_text(static_cast<double>(entry.bytes)), entry.group_size, entry.count, entry.seconds * 1e3,
+                      entry.seconds * 1e3 / static_cast<double>(entry.count), entry.algorithm_gbps(), entry.bus_gbps());
+  }
+  return text;
+}
+
+}  // namespace trireme

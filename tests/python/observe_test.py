@@ -1,0 +1,167 @@
+"""What a run tells of itself by keys of the configuration: times of a step, the log of collectives, the timeline."""
+import json
+import re
+import textwrap
+
+from harness import PROGRAM, Case, RankServer, main, run
+
+RankServer.imports = ("torch._dynamo",)
+
+_START = """
+import logging, time
+import torch, trireme, deepspeed
+from trireme._native import core
+import deepspeed.comm as dist
+told = []
+handler = logging.Handler()
+handler.emit = lambda record: told.append(record.getMessage())
+deepspeed.utils.logger.addHandler(handler)
+deepspeed.utils.logger.setLevel(logging.INFO)
+def made(**keys):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 37), torch.nn.GELU(), torch.nn.Linear(37, 3))
+    return deepspeed.initialize(model=model, model_parameters=model.parameters(), config={
+        "train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, **keys})[0]
+def trained(engine, steps):
+    losses = []
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        for _ in range(engine.gradient_accumulation_steps()):
+            loss = engine(torch.randn(4, 8, generator=generator)).square().mean()
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+    return losses
+"""
+
+
+class Observe(Case):
+    def on_two(self, text, **options):
+        return self.on_ranks(2, _START + textwrap.dedent(text), as_deepspeed=True, **options)
+
+    def test_times_of_each_window(self):
+        lines, times, seconds, losses, plain = self.on_two("""
+        engine = made(wall_clock_breakdown=True, memory_breakdown=True, dump_state=True, gradient_accumulation_steps=2)
+        begin = time.perf_counter()
+        losses = trained(engine, 3)
+        seconds = time.perf_counter() - begin
+        times = engine.get_wall_clock_timers()
+        engine.destroy()
+        assert not core.has_listeners()
+        plain = made(gradient_accumulation_steps=2)
+        assert not core.has_listeners() and plain.get_wall_clock_timers() == {}
+        result = [told, times, seconds, losses, trained(plain, 3)]
+        """)
+        self.assertEqual(losses, plain)
+        windows = [line for line in lines if "time (ms)" in line]
+        self.assertEqual([line.split(",")[0] for line in windows], ["step=1", "step=2", "step=3"])
+        number = r"(\d+\.\d\d)"
+        total = 0.0
+        for line in windows:
+            found = re.search(rf"fwd: {number} \| bwd: {number} \| bwd_inner: {number} \| bwd_allreduce: {number} \| step: {number}", line)
+            forward, backward, inner, reductions, step = map(float, found.groups())
+            self.assertGreater(min(forward, backward, step), 0)
+            self.assertAlmostEqual(backward, inner + reductions, delta=0.02)
+            self.assertRegex(line, r"memory \| host resident: \d")
+            total += forward + backward + step
+        self.assertLess(total, seconds * 1e3)
+        self.assertEqual(list(times), ["fwd", "bwd", "bwd_inner", "bwd_allreduce", "step"])
+        self.assertTrue([line for line in lines if line.startswith("configuration:") and '"gradient_accumulation_steps": 2' in line])
+
+    def test_the_log_counts_calls_of_the_engine_and_of_the_program(self):
+        operations, of_unit, summary, after = self.on_two("""
+        engine = made(comms_logger={"enabled": True}, zero_optimization={"stage": 3}, trireme={"gather": "copy"})
+        trained(engine, 3)
+        dist.reset_log()
+        trained(engine, 2)
+        ones = torch.ones(1000)
+        dist.all_reduce(ones)
+        assert ones[0].item() == dist.get_world_size()
+        summary = dist.log_summary(show_straggler=True, return_dict=True)
+        operations = dist.get_logged_comm_ops()
+        assert dist.has_comm_data() and dist.get_comm_operation_count() > 4
+        gathers = summary["summary"]["all_gather"]
+        dist.reset_log()
+        dist.configure(enabled=True, prof_all=False, prof_ops=["broadcast"])
+        dist.all_reduce(ones)
+        dist.broadcast(ones, 0)
+        after = [dist.get_logged_comm_ops(), dist.get_comm_operation_count()]
+        dist.configure(enabled=False)
+        dist.reset_log()
+        dist.broadcast(ones, 0)
+        after.append(dist.get_comm_operation_count())
+        table = [line for line in told if "busbw (Gbps)" in line]
+        result = [operations, max(map(int, gathers)), summary, after + [len(table)]]
+        """)
+        self.assertIn("all_gather", operations)
+        self.assertGreaterEqual(of_unit, 4 * 37 * 8)
+        own = summary["summary"]["all_reduce"]["4000"]
+        self.assertEqual((own["count"], own["ranks"]), (1, 2))
+        self.assertAlmostEqual(own["tput_avg_gbps"], 8 * 4000 / own["avg_latency_ms"] / 1e6, places=6)
+        self.assertAlmostEqual(own["busbw_avg_gbps"], own["tput_avg_gbps"], places=6)  # 2 (n-1)/n of 2 ranks
+        self.assertGreaterEqual(summary["straggler_analysis"]["all_reduce"]["4000"]["straggler_ms"], 0)
+        self.assertEqual(summary["metadata"]["world_size"], 2)
+        self.assertEqual(after, [["broadcast"], 1, 0, 1])
+
+    def test_a_timeline_of_all_ranks(self):
+        folder = self.folder / "a timeline"
+        losses, plain = self.on_two(f"""
+        keys = dict(zero_optimization={{"stage": 3}}, gradient_accumulation_steps=2)
+        engine = made(**keys, trireme={{"gather": "copy", "timeline": {{"enabled": True, "output_path": {str(folder)!r}, "start_step": 2, "steps": 2}}}})
+        losses = trained(engine, 4)
+        engine.destroy()
+        plain = made(**keys, trireme={{"gather": "copy"}})
+        result = [losses, trained(plain, 4)]
+        """)
+        self.assertEqual(losses, plain)
+        self.assertEqual(sorted(path.name for path in folder.iterdir()), ["rank-0.json", "rank-1.json"])
+        status, out, err = run([PROGRAM, "timeline", folder])
+        self.assertEqual(status, 0, err)
+        self.assertIn("has 2 ranks", out)
+        trace = json.loads((self.folder / "a timeline.json").read_text())
+        events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+        tracks = {}
+        for event in events:
+            self.assertEqual({*event} - {"args"}, {"name", "cat", "ph", "pid", "tid", "ts", "dur"})
+            self.assertIn(event["cat"], ("step", "method", "communication", "wait", "stage", "operator"))
+            self.assertGreaterEqual(event["dur"], 0)
+            tracks.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+        named = {(event["pid"], event["tid"]) for event in trace["traceEvents"] if event["name"] == "thread_name"}
+        self.assertEqual(named, {*tracks})
+        for spans in tracks.values():  # of a track each is in another one, or after it
+            open_until = []
+            for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+                while open_until and open_until[-1] <= begin + 1e-3:
+                    open_until.pop()
+                if open_until:
+                    self.assertLessEqual(end, open_until[-1] + 1e-3)
+                open_until.append(end)
+        for rank in (0, 1):
+            names = [event["name"] for event in events if event["pid"] == rank]
+            self.assertEqual([name for name in names if re.fullmatch(r"step \d+", name)], ["step 2", "step 3"])
+            self.assertEqual((names.count("forward"), names.count("backward")), (4, 4))
+            self.assertTrue({"aten::linear", "aten::gelu"} <= {*names})
+            self.assertTrue([name for name in names if name.startswith("all_gather")])
+            self.assertTrue([name for name in names if name.startswith("wait for ")])
+            self.assertTrue([name for name in names if name.endswith("Backward0")])
+
+    def test_a_folder_that_cannot_be_made_is_refused_on_every_rank(self):
+        blocked = self.write("file", "no folder")
+        error = self.on_two(f"""
+        dist.init_distributed()
+        try:
+            made(trireme={{"timeline": {{"enabled": True, "output_path": {str(blocked / "t")!r}}}}})
+        except trireme.errors.IoError as error:
+            result = str(error)
+        assert not core.has_listeners()
+        """)
+        self.assertIn("file", error)
+
+    def test_a_timeline_is_joined_where_there_is_one(self):
+        status, _, err = run([PROGRAM, "timeline", self.folder / "nothing"])
+        self.assertEqual(status, 1)
+        self.assertIn("no timeline there", err)
+
+
+if __name__ == "__main__":
+    main()
