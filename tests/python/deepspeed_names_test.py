@@ -153,10 +153,10 @@ class Names(Case):
     result = [comm.inference_all_reduce(ones).tolist(), [t.tolist() for t in both], halves.item(), gathered.tolist(), mesh.mesh_dim_names,
               comm.get_world_size(comm.get_world_group()), comm.get_all_ranks_from_group(), comm.get_global_rank(comm.get_world_group(), 1),
               comm.log_summary(return_dict=True)["summary"], comm.has_comm_data(), comm.get_comm_operation_count(), comm.get_logged_comm_ops(),
-              comm.has_all_gather_into_tensor(), raised(lambda: comm.configure(enabled=True))[0], comm.configure(enabled=False)]
+              comm.has_all_gather_into_tensor(), raised(lambda: comm.configure(prof_ops="all"))[0], comm.configure(enabled=False)]
 """, as_deepspeed=True)
         self.assertEqual(result, [[2, 2], [[1, 1, 2, 2], [1, 2]], 3, [1, 1, 2, 2], ["data_parallel"], 2, [0, 1], 1, {}, False, 0, [], True,
-                                  "UnsupportedError", None])
+                                  "ConfigError", None])
 
     def test_checkpoints_files_have_deepspeeds_names(self):
         result = self.on_ranks(0, _CONFIG + """

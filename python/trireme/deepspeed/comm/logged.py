@@ -102,7 +102,7 @@ def log_summary(show_straggler=False, return_dict=False):
     rank = _rank()
     rows = core.comms_log_rows(rank)
     stragglers = _stragglers(rows) if show_straggler else None
-    if not rows:
+    if rank == 0 and not rows:
         warning_once("comm.log_summary: nothing was counted; set comms_logger.enabled=true in the configuration, or call "
                      "comm.configure(enabled=True)")
     elif rank == 0:
