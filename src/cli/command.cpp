@@ -239,6 +239,7 @@ const std::vector<Command>& commands() {
       {"estimate", "Says how much memory the model states need.", add_estimate},
       {"plan", "Shows what each axis does with a model, or a pipeline's schedule.", add_plan},
       {"config", "Checks a configuration file, or converts it.", add_config},
+      {"top", "Shows what the ranks of a running job do.", add_top},
       {"timeline", "Joins the timelines of a run's ranks, for Perfetto.", add_timeline},
       {"docs", "Prints the manual.", add_docs},
   };

@@ -38,6 +38,7 @@ Action add_estimate(CLI::App& app);
 Action add_plan(CLI::App& app);
 Action add_config(CLI::App& app);
 Action add_timeline(CLI::App& app);
+Action add_top(CLI::App& app);
 Action add_docs(CLI::App& app);
 
 /// All commands, in the order in which --help lists them.

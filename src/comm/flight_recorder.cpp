@@ -35,6 +35,26 @@ void FlightRecorder::end(int64_t ticket, bool failed) {
   tell(notice);
 }
 
+std::vector<CallUnderWay> FlightRecorder::under_way() const {
+  std::lock_guard lock(mutex_);
+  std::vector<CallUnderWay> calls;
+  for (int64_t index = std::max<int64_t>(0, count_ - kEntries); index < count_; ++index) {
+    const Entry& entry = entries_[static_cast<size_t>(index % kEntries)];
+    if (entry.end >= entry.start || entry.failed) continue;
+    CallUnderWay call{.group = group_.name,
+                      .number = entry.call.seq,
+                      .text = describe(entry.call),
+                      .rank = group_.world_rank(group_.place.rank),
+                      .begin = entry.start};
+    const bool is_message = entry.call.kind == CallKind::kSend || entry.call.kind == CallKind::kRecv;
+    for (int rank = 0; rank < group_.place.size; ++rank)
+      if (!is_message || rank == group_.place.rank || rank == entry.call.root)
+        call.ranks.push_back(group_.world_rank(rank));
+    calls.push_back(std::move(call));
+  }
+  return calls;
+}
+
 std::string FlightRecorder::text() const {
   std::lock_guard lock(mutex_);
   std::string all;

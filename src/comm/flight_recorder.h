@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "comm/call.h"
+#include "trireme/comm/calls.h"
 
 namespace trireme::comm {
 
@@ -22,6 +24,8 @@ class FlightRecorder {
   void fail(int64_t ticket);
   /// Oldest first, one operation a line.
   std::string text() const;
+  /// Of the recorded operations those that have not ended, oldest first.
+  std::vector<CallUnderWay> under_way() const;
 
  private:
   static constexpr int64_t kEntries = 256;

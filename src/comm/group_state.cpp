@@ -1,9 +1,43 @@
 #include "comm/group_state.h"
 
+#include <algorithm>
+#include <iterator>
+#include <mutex>
+#include <vector>
+
 #include "trireme/base/launcher_channel.h"
 #include "trireme/base/log.h"
 
 namespace trireme::comm {
+
+namespace {
+
+/// The groups of this process, for who asks what their calls are.
+struct LivingGroups {
+  std::mutex mutex;
+  std::vector<const GroupState*> all;  // guarded by mutex
+};
+
+// For ever: a group may end with the process.
+LivingGroups& living_groups() {
+  static auto* const made = new LivingGroups;
+  return *made;
+}
+
+}  // namespace
+
+GroupState::GroupState(GroupInfo info) : info_(std::move(info)), recorder_(info_) {
+  LivingGroups& living = living_groups();
+  const std::lock_guard lock(living.mutex);
+  living.all.push_back(this);
+}
+
+GroupState::~GroupState() {
+  if (is_forked()) return;  // the lock may be held by a thread that is not there
+  LivingGroups& living = living_groups();
+  const std::lock_guard lock(living.mutex);
+  std::erase(living.all, this);
+}
 
 void GroupState::fail(const std::exception_ptr& error) noexcept {
   try {
@@ -66,3 +100,16 @@ void GroupState::throw_forked() const {
 }
 
 }  // namespace trireme::comm
+
+namespace trireme {
+
+std::vector<CallUnderWay> calls_under_way() {
+  comm::LivingGroups& living = comm::living_groups();
+  const std::lock_guard lock(living.mutex);
+  std::vector<CallUnderWay> calls;
+  for (const comm::GroupState* group : living.all)
+    std::ranges::move(group->calls_under_way(), std::back_inserter(calls));
+  return calls;
+}
+
+}  // namespace trireme

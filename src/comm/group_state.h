@@ -23,7 +23,7 @@ namespace trireme::comm {
 
 class GroupState {
  public:
-  explicit GroupState(GroupInfo info) : info_(std::move(info)), recorder_(info_) {}
+  explicit GroupState(GroupInfo info);
   GroupState(const GroupState&) = delete;
   GroupState& operator=(const GroupState&) = delete;
 
@@ -34,6 +34,7 @@ class GroupState {
   /// That of this rank.
   std::string own_title() const { return title(place().rank); }
   FlightRecorder& recorder() { return recorder_; }
+  std::vector<CallUnderWay> calls_under_way() const { return recorder_.under_way(); }
 
   /// Throws the first error of this group, if there was one; StateError in a process that was forked from the rank's.
   void throw_if_failed() const {
@@ -75,7 +76,7 @@ class GroupState {
   virtual bool has_left(int /*peer*/) const { return false; }
 
  protected:
-  ~GroupState() = default;
+  ~GroupState();
 
  private:
   /// Ends the waits of this rank and, as well as it can, those of its peers.

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "trireme/intercept.h"
+#include "trireme/observe/run_status.h"
 #include "trireme/step/loss_checks.h"
 
 namespace trireme {
@@ -27,6 +28,7 @@ at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& optio
   const bool undoes = !options.scale_wrt_gas && accumulation_steps > 1;
   const at::Tensor seed = undoes ? at::full_like(scaled, accumulation_steps) : at::ones_like(scaled);
   step.tell_missing_step();
+  training().counts().note_loss(loss);
   step.backward_from({torch::autograd::impl::gradient_edge(scaled)}, {seed},
                      {.retain_graph = options.retain_graph, .create_graph = options.create_graph});
   const WithoutInterception own_operators;

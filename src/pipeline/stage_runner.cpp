@@ -23,6 +23,7 @@
 #include "trireme/comm/call_scopes.h"
 #include "trireme/comm/device_group.h"
 #include "trireme/intercept.h"
+#include "trireme/observe/run_status.h"
 #include "trireme/schedule/check.h"
 
 namespace trireme {
@@ -86,7 +87,9 @@ class StageRunner::Impl {
     cut_.agree(feed_, schedule.micro_batches);
     return or_end([&] {
       execute(schedule, {.trains = true, .computes_loss = true});
-      return mean_loss(schedule.micro_batches);
+      const at::Tensor loss = mean_loss(schedule.micro_batches);
+      training_.counts().note_loss(loss);
+      return loss;
     });
   }
 

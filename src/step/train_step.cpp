@@ -37,6 +37,7 @@ TrainStep::TrainStep(TrainStepParts parts, const TrainStepOptions& options)
       hyperparameters_(std::move(parts.hyperparameters)),
       prove_(std::move(parts.prove)),
       spoil_(std::move(parts.spoil)),
+      ended_(std::move(parts.ended)),
       options_(options),
       agreement_(std::make_unique<StepAgreement>(model_, *pager_, &model_ != &shards_)) {
   choose_decider();
@@ -251,6 +252,7 @@ void TrainStep::finish(int64_t samples, int64_t micro_steps) {
   ++progress_.global_steps;
   progress_.global_samples += samples;
   hyperparameters_.follow(decider_->known_applied_steps());
+  if (ended_) ended_(progress_);
   if (has_listeners())
     tell({.kind = Notice::Kind::kWindow,
           .name = "step",

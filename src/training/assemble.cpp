@@ -24,6 +24,7 @@
 #include "trireme/device/stream.h"
 #include "trireme/intercept.h"
 #include "trireme/observe/observation.h"
+#include "trireme/observe/run_status.h"
 #include "trireme/pager/leaf_modules.h"
 #include "trireme/tensor/tensor_parallel.h"
 #include "trireme/training/model_agreement.h"
@@ -141,6 +142,7 @@ void Training::assemble(torch::nn::Module& module, const TrainingOptions& option
   if (!options.output.empty() && groups_.model.rank() == 0) write_resolved(config_, options.output);
 
   observe(device_of(module));
+  counts_ = std::make_shared<StepCounts>();
   recompute_layers(module, config_.recompute.mode);  // refuses a module without such layers before it changes one
   first_parameter_ = model.first;
   manage(module, std::move(tensors), options, policy);
@@ -149,6 +151,7 @@ void Training::assemble(torch::nn::Module& module, const TrainingOptions& option
   const bool knows_micro_batch = !std::holds_alternative<std::monostate>(options.config);
   forward_checks_ =
       std::make_unique<ForwardChecks>(groups_.sums, *pager_, *buffers_, config_.precision, knows_micro_batch);
+  tell_status(pager_->device(), options.output);
   if (groups_.model.rank() == 0) log_precision(loaded_bytes_, config_, *pager_, *buffers_, *step_);
 }
 
@@ -193,7 +196,12 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
                                                      .buffers = *buffers_,
                                                      .hyperparameters = Hyperparameters({}, schedule),
                                                      .prove = proof(),
-                                                     .spoil = [this](const std::string& why) { condition_.fail(why); }},
+                                                     .spoil = [this](const std::string& why) { condition_.fail(why); },
+                                                     .ended =
+                                                         [counts = counts_](const TrainingProgress& progress) {
+                                                           counts->note_window(progress.global_steps,
+                                                                               progress.global_samples);
+                                                         }},
                                       step_options(config_));
   passes_ = OperatorPasses(config_, *pager_);
   passes_.cuts = partition_ ? passes_on_slices(groups_, config_, options, *partition_, slices_)

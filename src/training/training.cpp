@@ -6,6 +6,7 @@
 #include "trireme/checkpoint/async_save.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/observe/observation.h"
+#include "trireme/observe/run_status.h"
 
 namespace trireme {
 
@@ -50,6 +51,7 @@ void Training::destroy() {
   if (partition_) join_parameters(*groups_.slices, *partition_, slices_);
   slices_.clear();
   observation_.reset();
+  told_status_.reset();
   condition_.mark_destroyed();
 }
 

@@ -44,6 +44,8 @@ struct TrainStepParts {
   /// Called on every rank of the model with the error of an update that has failed on one (may_fail_alone): ranks have
   /// weights of two steps from then on. Empty: nothing is done.
   std::function<void(const std::string& why)> spoil = {};
+  /// Called when a window has ended, with the counters after it. Empty: nothing is done.
+  std::function<void(const TrainingProgress&)> ended = {};
 };
 
 /// Options of a TrainStep.
@@ -190,6 +192,7 @@ class TrainStep {
   Hyperparameters hyperparameters_;
   std::function<void()> prove_;
   std::function<void(const std::string&)> spoil_;
+  std::function<void(const TrainingProgress&)> ended_;
   TrainStepOptions options_;
   std::unique_ptr<StepDecider> decider_;
   std::unique_ptr<StepAgreement> agreement_;

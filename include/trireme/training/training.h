@@ -32,6 +32,8 @@ namespace trireme {
 class AsyncSaver;
 class ForwardChecks;
 class Observation;
+class StepCounts;
+class ToldStatus;
 class ParameterAccess;
 struct ModuleTensors;
 struct PreparedOptimizer;
@@ -85,6 +87,9 @@ class Training {
   /// What this rank tells of itself, as configured; null after destroy().
   const Observation* observation() const { return observation_.get(); }
 
+  /// What whoever asks this process is told of its steps (`trireme top`).
+  StepCounts& counts() const { return *counts_; }
+
   /// Opens a forward of the module. Throws StateError: after destroy(); at ZeRO stage 3 with gather="copy", in another
   /// thread.
   ForwardScope begin_forward();
@@ -118,6 +123,7 @@ class Training {
  private:
   void assemble(torch::nn::Module& module, const TrainingOptions& options);
   void observe(c10::Device device);
+  void tell_status(c10::Device device, const std::filesystem::path& folder);
   void install(PreparedOptimizer prepared);
   void manage(torch::nn::Module& module, ModuleTensors tensors, const TrainingOptions& options, PagerPolicy policy);
   std::function<void()> proof();
@@ -147,6 +153,8 @@ class Training {
   std::unique_ptr<ParameterAccess> access_;
   OperatorPasses passes_;
   std::unique_ptr<Observation> observation_;
+  std::shared_ptr<StepCounts> counts_;
+  std::unique_ptr<ToldStatus> told_status_;  ///< null after destroy()
   std::unique_ptr<AsyncSaver> saver_;  ///< null until something is to be saved in the background
   std::unique_ptr<ForwardChecks> forward_checks_;
 };
