@@ -28,5 +28,6 @@ PYBIND11_MODULE(_core, module) {
   trireme::python::bind_gradients(module);
   trireme::python::bind_tensor(module);
   trireme::python::bind_operators(module);
+  trireme::python::bind_work(module);
   trireme::python::bind_checkpoint(module);
 }

@@ -77,7 +77,9 @@ TEST(Config, SpellsOutEveryDefault) {
       R"("tiled":{"loss_tokens":0,"mlp_tokens":0},"pipeline":{"schedule":"1f1b","chunks":1,"whole_gradients":"auto"}},)"
       R"("pipeline":{"stages":1,"partition":"best","activation_checkpoint_interval":0},"checkpoint":{"tag_validation":"Warn","keep_last":0,"async_save":false,"verify":"while_reading"},"sequence_parallel_size":1,"deterministic":false,)"
       R"("steps_per_print":0,"tensor_parallel":{"autotp_size":0,"preset_model":null,"partition_config":null,)"
-      R"("tp":{"tp_grain_size":1},"sequence_parallel":false,"tp_overlap_comm":false}})");
+      R"("tp":{"tp_grain_size":1},"sequence_parallel":false,"tp_overlap_comm":false},)"
+      R"("flops_profiler":{"enabled":false,"recompute_fwd_factor":0.0,"profile_step":1,"module_depth":-1,)"
+      R"("top_modules":1,"detailed":true,"output_file":null}})");
 }
 
 TEST(Config, ReadsAFileAndNamesItInErrors) {
@@ -235,8 +237,8 @@ TEST(KnownSections, AreRefusedByNameWhenTheyAreOn) {
        "or set it to false"},
       {R"("tensorboard": {"enabled": true})",
        "`tensorboard.enabled` = true is not there yet; remove it or set it to false"},
-      {R"("flops_profiler": {"enabled": true})",
-       "`flops_profiler.enabled` = true is not there yet; remove it or set it to false"},
+      {R"("csv_monitor": {"enabled": true})",
+       "`csv_monitor.enabled` = true is not there yet; remove it or set it to false"},
       {R"("tensor_parallel": {"autotp_size": 1, "tp": {"tp_size": 1}}, "dump_state": true)",
        "`dump_state` = true is not there yet; remove it or set it to false"},
       {R"("compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}})",
