@@ -119,6 +119,23 @@ class Profiler(Case):
                 self.assertGreaterEqual(found[""][2], again * 3 * inner["up"])
                 self.assertEqual(found[""][2] > 0, bool(again))
 
+    def test_gives_a_module_the_work_of_those_that_it_calls_whoever_owns_them(self):
+        class Caller(nn.Module):
+            def forward(self, linear, x):  # pylint: disable=arguments-differ
+                return linear(x)
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear, self.caller = nn.Linear(4, 4), Caller()
+
+            def forward(self, x):
+                return self.caller(self.linear, x).sum()
+
+        model, x = Model(), torch.randn(B, 4)
+        found = flops_counted.of_modules(flops_counted.by_trireme(model, lambda: model(x))[1])
+        self.assertEqual([found[name][0] for name in ("", "linear", "caller")], [2 * B * 16] * 3)
+
     def test_tells_what_it_cannot_count(self):
         model, x = nn.LSTM(3, 4), torch.randn(5, B, 3)
         _, profiler = flops_counted.by_trireme(model, lambda: model(x)[0].sum())
@@ -246,6 +263,11 @@ _ENGINE = """
                     seen.update(flops_counted.of_modules(engine.flops_profiler), step=engine.global_steps, printed=path.exists())
                 end()
             engine.flops_profiler.end_profile = ending
+            write = engine.flops_profiler.print_model_profile
+            def writing(*arguments, **options):
+                seen["reports"] = seen.get("reports", 0) + 1
+                write(*arguments, **options)
+            engine.flops_profiler.print_model_profile = writing
         for step in range(steps * accumulation):
             x = torch.randn(2, 4, generator=torch.Generator().manual_seed(10 * step + rank), requires_grad=True)
             loss = engine(x)
@@ -275,7 +297,7 @@ class OfAnEngine(Case):
 """)
                 profiled, without, plain = result
                 self.assertEqual(profiled["losses"], without["losses"])
-                self.assertEqual((profiled["seen"].pop("step"), profiled["seen"].pop("printed")), (2, True))
+                self.assertEqual([profiled["seen"].pop(key) for key in ("step", "printed", "reports")], [2, True, 1])
                 self.assertEqual(profiled["seen"], plain)
                 self.assertEqual((profiled["enabled"], profiled["step"], profiled["none"]), (True, 1, False))
                 self.assertEqual((without["enabled"], without["text"], without["none"]), (False, "", True))
@@ -287,7 +309,7 @@ class OfAnEngine(Case):
         profiled = self.on_ranks(1, _ENGINE + """
     result = train(1, True, accumulation=3, profile_step=0, detailed=False)
 """)
-        self.assertEqual(profiled["seen"].pop("step"), 1)
+        self.assertEqual([profiled["seen"].pop(key) for key in ("step", "reports")], [1, 1])
         self.assertEqual(profiled["seen"][""][0], 2 * B * (3 * 48 + 2 * 16))
         self.assertEqual(profiled["text"].count("FLOPs profile at step 0"), 1)
 
