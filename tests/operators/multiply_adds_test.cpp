@@ -63,7 +63,7 @@ int64_t by_elements(const Convolution& one) {
 TEST(MultiplyAdds, OfAConvolutionAreItsWeightAtEachPlaceAndBackwardOnceForEachGradient) {
   const std::vector<Convolution> cases = {
       {{2, 3, 9}, {4, 3, 3}, {2, 4, 7}},
-      {{2, 3, 9, 8}, {4, 3, 3, 2}, {2, 4, 5, 4}, 2, 1, 1},
+      {{2, 3, 9, 8}, {4, 3, 3, 2}, {2, 4, 5, 5}, 2, 1, 1},
       {{2, 4, 9, 9}, {6, 2, 3, 3}, {2, 6, 5, 5}, 1, 0, 2, false, 2},
       {{2, 4, 5, 5}, {4, 3, 3, 3}, {2, 3, 11, 11}, 2, 0, 1, true},
       {{1, 2, 4, 4, 4}, {3, 2, 2, 2, 2}, {1, 3, 3, 3, 3}},

@@ -368,9 +368,11 @@ class Names(Case):
     from deepspeed.profiling.constants import FLOPS_PROFILER_PROFILE_STEP
     import trireme
     section = DeepSpeedFlopsProfilerConfig({"flops_profiler": {"profile_step": 7}})
-    result = [FlopsProfiler is trireme.profiling.flops_profiler.FlopsProfiler, section.profile_step, section.top_modules, FLOPS_PROFILER_PROFILE_STEP]
+    config = trireme.DeepSpeedConfig({"train_batch_size": 1, "flops_profiler": {"enabled": True}})
+    result = [FlopsProfiler is trireme.profiling.flops_profiler.FlopsProfiler, section.profile_step, section.top_modules, FLOPS_PROFILER_PROFILE_STEP,
+              config.flops_profiler_config.enabled]
 """, as_deepspeed=True)
-        self.assertEqual(result, [True, 7, 1, "profile_step"])
+        self.assertEqual(result, [True, 7, 1, "profile_step", True])
 
 
 if __name__ == "__main__":
