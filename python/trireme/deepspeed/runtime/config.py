@@ -24,8 +24,8 @@ class DeepSpeedConfig:
     """A configuration (dict, path or base64), checked and resolved for the ranks of this job.
 
     Attributes are the keys of the top level (batch sizes, gradient_clipping, steps_per_print, …),
-    zero_optimization_stage, zero_enabled, zero_config, float16_config, bfloat16_config, flops_profiler_config (objects), optimizer_name,
-    optimizer_params, scheduler_name, scheduler_params; `resolved` has every option.
+    zero_optimization_stage, zero_enabled, zero_config, float16_config, bfloat16_config, flops_profiler_config
+    (objects), optimizer_name, optimizer_params, scheduler_name, scheduler_params; `resolved` has every option.
 
     Raises  ConfigError and its subclasses, as initialize().
     """
