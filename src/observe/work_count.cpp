@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "trireme/base/error.h"
 
@@ -36,6 +35,7 @@ WorkCount::~WorkCount() {
 void WorkCount::reset() {
   const std::lock_guard lock(mutex_);
   calls_ = {WorkCall()};
+  places_.clear();
   threads_.clear();
   uncounted_.clear();
 }
@@ -53,10 +53,9 @@ void WorkCount::stop() {
 }
 
 int WorkCount::called(int caller, int64_t module) {
-  for (size_t i = 0; i < calls_.size(); ++i)
-    if (calls_[i].caller == caller && calls_[i].module == module) return static_cast<int>(i);
-  calls_.push_back({.caller = caller, .module = module});
-  return static_cast<int>(calls_.size()) - 1;
+  const auto [place, is_new] = places_.try_emplace({caller, module}, static_cast<int>(calls_.size()));
+  if (is_new) calls_.push_back({.caller = caller, .module = module});
+  return place->second;
 }
 
 int WorkCount::recorded_in(const torch::autograd::Node& node) const {
@@ -73,8 +72,7 @@ int WorkCount::caller_of(const Thread& thread, const torch::autograd::Node* node
   // A module that backward calls again has the caller that it had in forward, one of those around the node.
   const int recorded = recorded_in(*node);
   for (int caller = recorded; caller >= 0; caller = calls_[caller].caller)
-    for (const WorkCall& call : calls_)
-      if (call.caller == caller && call.module == module) return caller;
+    if (places_.contains({caller, module})) return caller;
   return recorded;
 }
 

@@ -10,11 +10,13 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "trireme/intercept.h"
@@ -95,7 +97,8 @@ class WorkCount final : public Pass {
 
   mutable std::mutex mutex_;
   std::vector<WorkCall> calls_;
-  std::unordered_map<uint64_t, Thread> threads_;  // by libtorch's number of it
+  std::map<std::pair<int, int64_t>, int> places_;  // by caller and module
+  std::unordered_map<uint64_t, Thread> threads_;   // by libtorch's number of it
   std::unordered_map<std::string, int64_t> uncounted_;
   std::unordered_map<c10::OperatorHandle, Work> known_;
 };
