@@ -396,6 +396,29 @@ class OperatorMeaning:
 def operator_meaning(name: str, overload: str) -> OperatorMeaning:
     """By the table of operators. `name`: "aten::add"."""
 
+class WorkCount:
+    """The multiply-adds of a model's operators, by the calls of its modules (trireme/observe/work_count.h)."""
+
+    def __init__(self) -> None: ...
+    def reset(self) -> None:
+        """Forgets what was counted."""
+    def start(self) -> None:
+        """From here on operators of this thread are counted."""
+    def stop(self) -> None:
+        """On the same thread."""
+    def enter(self, module: int) -> None:
+        """A call of a module begins."""
+    def leave(self, module: int) -> None:
+        """It ends."""
+    @property
+    def is_running(self) -> bool: ...
+    @property
+    def calls(self) -> list[tuple[int, int, int, float, int, int, int]]:
+        """(caller's index, module, calls, seconds, forward, backward, recomputed); the first is the root."""
+    @property
+    def uncounted(self) -> dict[str, int]:
+        """Operators whose work is not known, and how often they ran."""
+
 # --- zero.Init, and single parameters ---------------------------------------------------------------------------------
 
 class Engine(EngineBase):

@@ -42,6 +42,7 @@ class Engine(ModelFiles, torch.nn.Module):
     _stages = 1  # of a pipeline
     _program_slices = 1  # of layers that the program has cut itself
     _knows_micro_batch = True  # the program has said how many samples its batches have
+    _reports_flops = False  # writes the report that the section flops_profiler asks for
     # Words of errors: the call that laid memory out, and the calls that do so anew
     layout_call, remake, anew = "initialize()", "engine.destroy() and initialize() again", "make a new one with initialize()"
     # Why clip_grad_norm_() and an optimizer beside the engine are refused; None: the program is told that they do
@@ -76,6 +77,9 @@ class Engine(ModelFiles, torch.nn.Module):
         read = configs.resolve(self._library_config(plan.config), self.world.size, origin, self._stages, self._program_slices)
         self._resolved = read.options
         agreement.check(self.world, read.options)
+        if read.options["flops_profiler"]["enabled"] and not self._reports_flops:
+            raise UnsupportedError(f"`flops_profiler.enabled` = true is not there yet for {type(self).__name__}; remove it or set it to false, and count by "
+                                   "trireme.profiling.flops_profiler.FlopsProfiler(model) in the program")
         if (slices := configs.tensor_degree(read.options)) > 1:
             marks.check_none(self.world, self.module, slices)
         self._check_models(read.core)

@@ -25,6 +25,7 @@ constexpr IntegerRange kStages = {.min = 0, .max = 3, .words = "an integer from 
 constexpr IntegerRange kBuffers = {.min = 2, .max = 1024, .words = "an integer from 2 to 1024"};
 constexpr IntegerRange kPrintSteps = {.min = 0, .words = "an integer >= 0 (0 or an infinity: never)"};
 constexpr IntegerRange kTileTokens = {.min = 0, .words = "an integer >= 0 (0: not tiled)"};
+constexpr IntegerRange kDepth = {.min = -1, .words = "an integer >= -1"};
 constexpr IntegerRange kKept = {.min = 0, .max = 1'000'000, .words = "a number of checkpoints from 0 (all) to 1000000"};
 
 ValueType<at::ScalarType> dtype() {
@@ -52,6 +53,13 @@ ValueType<std::string> folder() {
   return {.words = "a folder",
           .read = [](const Document& file, const std::string& path) { return file.text_or(path, ""); },
           .write = [](const std::string& path) { return path.empty() ? Json() : Json(path); }};
+}
+
+/// null: none.
+ValueType<std::string> file_of_report() {
+  ValueType<std::string> type = folder();
+  type.words = "a file";
+  return type;
 }
 
 ValueType<std::string> partition() {
@@ -541,6 +549,25 @@ void add_observe(Table& table) {
   table.works("operators", flag(), at<observe, timeline, &TimelineOptions::operators>, "with libtorch's operators");
 }
 
+void add_flops_profiler(Table& table) {
+  constexpr auto profiler = &Config::flops_profiler;
+  table.section = "flops_profiler.";
+  table.works("enabled", flag(), at<profiler, &FlopsProfilerConfig::enabled>,
+              "Python programs: the multiply-adds, times and parameters of each module in one step "
+              "([profiling](profiling.md)); refused elsewhere");
+  table.works("recompute_fwd_factor", number(kNonNegative), at<profiler, &FlopsProfilerConfig::recompute_fwd_factor>,
+              "changes nothing: what backward computes again is counted");
+  table.works("profile_step", integer(kCount), at<profiler, &FlopsProfilerConfig::profile_step>,
+              "optimizer steps before the one that is profiled; the first one or two are slower");
+  table.works("module_depth", integer(kDepth), at<profiler, &FlopsProfilerConfig::module_depth>,
+              "of the modules whose sums are told; -1: each depth");
+  table.works("top_modules", integer(kPositive), at<profiler, &FlopsProfilerConfig::top_modules>,
+              "classes of modules that are named at each depth");
+  table.works("detailed", flag(), at<profiler, &FlopsProfilerConfig::detailed>, "the tree of all modules, too");
+  table.works("output_file", file_of_report(), at<profiler, &FlopsProfilerConfig::output_file>,
+              "of rank 0; by default standard output");
+}
+
 void add_rest(Table& table) {
   table.section = "";
   table.resolved(
@@ -554,6 +581,7 @@ void add_rest(Table& table) {
   table.resolved("data_parallel_size", integer(kPositive), nullptr, "the ranks", "must be all data-parallel ranks");
   table.keys("rest");
   add_tensor(table);
+  add_flops_profiler(table);
   table.section = "compile.";
   table.resolved("deepcompile", flag(), nullptr, "`false`", "with `passes` = `[\"autosp\"]` alone");
   table.resolved("passes", texts(), nullptr, "`null`",

@@ -29,5 +29,6 @@ PYBIND11_MODULE(_core, module) {
   trireme::python::bind_tensor(module);
   trireme::python::bind_operators(module);
   trireme::python::bind_observe(module);
+  trireme::python::bind_work(module);
   trireme::python::bind_checkpoint(module);
 }

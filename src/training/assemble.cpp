@@ -124,6 +124,11 @@ void Training::assemble(torch::nn::Module& module, const TrainingOptions& option
   const WithoutInterception own_operators;
   check_same_config(groups_.model, config_);
   check_precision(config_.precision);
+  if (config_.flops_profiler.enabled && !options.has_flops_profiler)
+    throw ConfigError(
+        "`flops_profiler.enabled` = true is for programs of Python; here it is not there yet: remove it or set it to "
+        "false, and count by trireme::WorkCount (trireme/observe/work_count.h)",
+        ErrorCode::kUnsupported);
   const OptimizerChoice choice = choice_of(config_, options);
   check(choice, groups_.plan, config_.precision, config_.disk, config_.pager.disk);
   ModuleTensors tensors = list_tensors(module, config_.precision, options.unmanaged);

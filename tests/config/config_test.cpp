@@ -80,7 +80,9 @@ TEST(Config, SpellsOutEveryDefault) {
       R"("wall_clock_breakdown":false,"memory_breakdown":false,"dump_state":false,"comms_logger":{"enabled":false,)"
       R"("verbose":false,"prof_all":true,"debug":false,"prof_ops":[]},"sequence_parallel_size":1,"deterministic":false,)"
       R"("steps_per_print":0,"tensor_parallel":{"autotp_size":0,"preset_model":null,"partition_config":null,)"
-      R"("tp":{"tp_grain_size":1},"sequence_parallel":false,"tp_overlap_comm":false}})");
+      R"("tp":{"tp_grain_size":1},"sequence_parallel":false,"tp_overlap_comm":false},)"
+      R"("flops_profiler":{"enabled":false,"recompute_fwd_factor":0.0,"profile_step":1,"module_depth":-1,)"
+      R"("top_modules":1,"detailed":true,"output_file":null}})");
 }
 
 TEST(Config, ReadsAFileAndNamesItInErrors) {
@@ -238,8 +240,8 @@ TEST(KnownSections, AreRefusedByNameWhenTheyAreOn) {
        "or set it to false"},
       {R"("tensorboard": {"enabled": true})",
        "`tensorboard.enabled` = true is not there yet; remove it or set it to false"},
-      {R"("flops_profiler": {"enabled": true})",
-       "`flops_profiler.enabled` = true is not there yet; remove it or set it to false"},
+      {R"("progressive_layer_drop": {"enabled": true})",
+       "`progressive_layer_drop.enabled` = true is not there yet; remove it or set it to false"},
       {R"("tensor_parallel": {"autotp_size": 1, "tp": {"tp_size": 1}}, "sparse_gradients": true)",
        "`sparse_gradients` = true is not there yet; remove it or set it to false"},
       {R"("compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}})",

@@ -62,6 +62,18 @@ struct PipelineConfig {
   bool operator==(const PipelineConfig&) const = default;
 };
 
+/// The report of a step's multiply-adds and times, module by module, which Python's engine writes (docs/profiling.md).
+struct FlopsProfilerConfig {
+  bool enabled = false;
+  double recompute_fwd_factor = 0;  ///< not read: what backward computes again is counted
+  int64_t profile_step = 1;         ///< optimizer steps before the one that is profiled
+  int64_t module_depth = -1;        ///< of the modules whose sums are told; -1: each depth
+  int64_t top_modules = 1;          ///< names at each depth
+  bool detailed = true;             ///< the tree of all modules, too
+  std::string output_file = {};     ///< empty: standard output
+  bool operator==(const FlopsProfilerConfig&) const = default;
+};
+
 /// Every option of a run, each with a value.
 struct Config {
   Degrees degrees;  ///< pipe * tensor * sequence * data == world size, always
@@ -95,6 +107,7 @@ struct Config {
   int64_t steps_per_print = 0;
   CheckpointOptions checkpoint;
   ObserveOptions observe;
+  FlopsProfilerConfig flops_profiler;
 
   bool operator==(const Config&) const = default;
 };

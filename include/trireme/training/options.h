@@ -66,6 +66,8 @@ struct TrainingOptions {
   bool takes_sizes_from_inputs = false;
   /// The module is a stage's part of an unmodified model, over which a step function runs (StepEngine).
   bool has_ownership = false;
+  /// The caller writes the report that Config::flops_profiler asks for; others refuse it.
+  bool has_flops_profiler = false;
 };
 
 /// The configuration of `options` over `world_size` ranks; a Config is refused for the same reasons as a file. Throws

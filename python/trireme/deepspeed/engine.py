@@ -15,6 +15,7 @@ from ..training.optimizer_copy import fill
 from . import autosp, autotp, missing_members
 from .engine_getters import EngineGetters
 from .optimizer_kinds import engine_optimizer
+from .profiling.flops_profiler import step_profile
 from .runtime import lr_schedules
 from .settings import EngineSettings
 from .utils import groups as groups_of_ranks
@@ -30,6 +31,8 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
     # pylint: disable=too-many-public-methods
 
     _topology = None  # of a pipeline
+    _reports_flops = True
+    flops_profiler = None  # a FlopsProfiler, where the configuration's section is on
 
     def __init__(self, model, config, *, mpu=None, **options):
         origin, given = configs.origin_of(config), config if isinstance(config, dict) else configs.read(config)
@@ -43,6 +46,8 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
             set_z3_leaf_module(model.get_submodule(name), True)
         groups_of_ranks.set_degrees(self._sequence_size, self.mp_world_size, self._topology)
         self.training_dataloader = None
+        if self.flops_profiler_enabled():
+            step_profile.attach(self)
 
     def _library_config(self, config):
         """With the modules that set_z3_leaf_modules() has marked."""

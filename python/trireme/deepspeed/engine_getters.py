@@ -26,13 +26,14 @@ _TOP = {name: (name, default) for name, default in {
 
 # Methods about features that are not there yet: a configuration can only have them off.
 _OFF = dict.fromkeys(("autotuning_enabled", "checkpoint_writer_enabled", "compile_autosp", "compile_autotp", "curriculum_learning_enabled",
-                      "data_efficiency_enabled", "data_sampling_enabled", "flops_profiler_enabled", "is_deepcompile_active",
+                      "data_efficiency_enabled", "data_sampling_enabled", "is_deepcompile_active",
                       "is_deepcompile_enabled", "optimizer_legacy_fusion", "random_ltd_enabled", "super_offload", "use_node_local_storage",
                       "uses_parallelization_pass_only", "fp16_master_weights_and_gradients", "zero_nvme_offload_optimizer", "load_universal_checkpoint"), False)
 _OFF |= {"autotuning_end_profile_step": 5, "autotuning_metric": "throughput", "autotuning_profile_model_info": False,
-         "autotuning_start_profile_step": 3, "curriculum_learning_config": {"enabled": False}, "flops_profiler_detailed": True,
-         "flops_profiler_module_depth": -1, "flops_profiler_output_file": None, "flops_profiler_profile_step": 1,
-         "flops_profiler_recompute_fwd_factor": 0.0, "flops_profiler_top_modules": 1, "zenflow_config": None}
+         "autotuning_start_profile_step": 3, "curriculum_learning_config": {"enabled": False}, "zenflow_config": None}
+
+# Methods flops_profiler_KEY, of the section's keys.
+_FLOPS_PROFILER = ("enabled", "recompute_fwd_factor", "profile_step", "module_depth", "top_modules", "detailed", "output_file")
 
 
 class EngineGetters:
@@ -189,5 +190,7 @@ for _name, _key in _ZERO.items():
     setattr(EngineGetters, _name, _getter(lambda self, key=_key: getattr(self.zero_config, key), f"zero_optimization.{_key}."))
 for _name, (_key, _default) in _TOP.items():
     setattr(EngineGetters, _name, _getter(lambda self, key=_key, default=_default: self.config.get(key, default), f"{_key}."))
+for _key in _FLOPS_PROFILER:
+    setattr(EngineGetters, f"flops_profiler_{_key}", _getter(lambda self, key=_key: self.resolved_config["flops_profiler"][key], f"flops_profiler.{_key}."))
 for _name, _value in _OFF.items():
     setattr(EngineGetters, _name, _getter(lambda self, value=_value: value, f"{_value}: not there yet."))

@@ -10,7 +10,7 @@ _INSTEAD = {
     "log the loss, engine.get_lr() and engine.get_global_grad_norm() in the program": "monitor summary_events losses",
     "time the calls in the program, for example by torch.profiler": """
         timers tput_timer engine_timers engine_timers_cache fwd_duration print_forward_breakdown""",
-    "there is no profiler of FLOPs; torch.utils.flop_counter counts them": "flops flops_profiler",
+    "engine.flops_profiler counts them where the configuration's section flops_profiler is on": "flops",
     "there is no autotuning": "autotuning_metric_path autotuning_model_info autotuning_model_info_path",
     "read the key in engine.config, which is as it was given, or in engine.resolved_config, where every option is spelled out": """
         aio_config cpuadam_cores_perc get_optimizer_configuration swap_tensor_config""",

@@ -6,6 +6,7 @@ from ...errors import ConfigError as DeepSpeedConfigError
 from .. import comm
 from ..comm.config import DeepSpeedCommsConfig
 from ..missing import names_of
+from ..profiling.config import DeepSpeedFlopsProfilerConfig
 from ..settings import DTYPES
 from . import sections
 
@@ -24,8 +25,8 @@ class DeepSpeedConfig:
     """A configuration (dict, path or base64), checked and resolved for the ranks of this job.
 
     Attributes are the keys of the top level (batch sizes, gradient_clipping, steps_per_print, …),
-    zero_optimization_stage, zero_enabled, zero_config, float16_config, bfloat16_config (objects), optimizer_name,
-    optimizer_params, scheduler_name, scheduler_params; `resolved` has every option.
+    zero_optimization_stage, zero_enabled, zero_config, float16_config, bfloat16_config, flops_profiler_config
+    (objects), optimizer_name, optimizer_params, scheduler_name, scheduler_params; `resolved` has every option.
 
     Raises  ConfigError and its subclasses, as initialize().
     """
@@ -47,6 +48,7 @@ class DeepSpeedConfig:
         self.zero_optimization_stage = self.resolved["zero_optimization"]["stage"]
         self.zero_enabled = self.zero_optimization_stage > 0
         self.float16_config, self.bfloat16_config = sections.get_float16_config(given), sections.get_bfloat16_config(given)
+        self.flops_profiler_config = DeepSpeedFlopsProfilerConfig(given)
         self.optimizer_name, self.optimizer_params = self._type_and_params("optimizer")
         self.optimizer_name = self.optimizer_name and self.optimizer_name.lower()
         self.scheduler_name, self.scheduler_params = self._type_and_params("scheduler")

@@ -38,6 +38,8 @@ class PipelineEngine(DeepSpeedEngine):
 
     # pylint: disable=abstract-method
 
+    _reports_flops = False  # micro-batches of several stages run between each other
+
     def __init__(self, model, config, **options):
         self._losses = []  # by micro-batch, of an evaluation
         self._additional = {}  # sums over micro-batches of a step, by name, where the last layers are
