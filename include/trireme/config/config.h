@@ -11,6 +11,7 @@
 
 #include "trireme/base/json.h"
 #include "trireme/checkpoint/options.h"
+#include "trireme/config/monitors.h"
 #include "trireme/optim/lr_schedule.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/pager/leaf_modules.h"
@@ -93,6 +94,8 @@ struct Config {
   /// A progress line every so many optimizer steps; 0 never.
   int64_t steps_per_print = 0;
   CheckpointOptions checkpoint;
+  /// The programs that are told of losses and learning rates.
+  MonitorOptions monitors;
 
   bool operator==(const Config&) const = default;
 };
