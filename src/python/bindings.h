@@ -38,5 +38,6 @@ void bind_pipeline_engine(py::module_& module);
 void bind_step_engine(py::module_& module);
 void bind_tensor(py::module_& module);
 void bind_operators(py::module_& module);
+void bind_monitors(py::module_& module);
 
 }  // namespace trireme::python

@@ -29,4 +29,5 @@ PYBIND11_MODULE(_core, module) {
   trireme::python::bind_tensor(module);
   trireme::python::bind_operators(module);
   trireme::python::bind_checkpoint(module);
+  trireme::python::bind_monitors(module);
 }
