@@ -261,6 +261,13 @@ CORE_GETTERS: tuple[str, ...]
 GROUP_HYPERPARAMETERS: dict[str, str]
 """What a parameter group may have of its own, by name: "number", "numbers" (two) or "flag"."""
 
+class FileMonitor:
+    """The files of a section of the configuration. Raises IoError."""
+
+    def __init__(self, key: str, output_path: str, job_name: str) -> None: ...
+    def write(self, events: list[tuple[str, float, int]]) -> None:
+        """Events (name, value, x)."""
+
 class EngineBase:
     """What all engines have, whoever runs their steps. trireme.DeepSpeedEngine says what the methods do."""
 
@@ -335,6 +342,8 @@ class EngineBase:
     def whole_of(self, part: Tensor) -> Tensor | None: ...
     def cut(self, input_ids: Tensor | None, labels: Tensor | None, position_ids: Tensor | None, attention_mask: Tensor | None,
             dim: int) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]: ...
+    def take_step_events(self, lr: float | None) -> list[tuple[str, float, int]]:
+        """(name, value, samples) of the last step, for monitors; empty where none is on, and but on rank 0."""
     def step_without_gradients(self) -> None:
         """Lets a client's optimizer change the weights between two windows."""
     def zero_grad(self) -> None: ...

@@ -49,11 +49,12 @@ class Engine(ModelFiles, torch.nn.Module):
     # nothing
     clips_otherwise = steps_otherwise = None
 
-    def __init__(self, model, config, *, origin="config", optimizer=None, model_parameters=None, lr_scheduler=None, output="", unmanaged=()):
+    def __init__(self, model, config, *, origin="config", optimizer=None, model_parameters=None, lr_scheduler=None, output="", unmanaged=(), prepare=None):
         """`config` is a dict in the library's keys; errors about it open with `origin`. The others are as
         initialize()'s.
 
         `unmanaged`: parameters of the model that stay the program's own: neither sharded, updated nor saved.
+        `prepare`: called before the model is changed; may refuse, on every rank.
         """
         super().__init__()
         self.is_spent = False
@@ -66,13 +67,13 @@ class Engine(ModelFiles, torch.nn.Module):
                           over_stages=self.over_stages, unmanaged=self.unmanaged)
         self._freeze(plan.frozen(model))
         try:
-            self._train_by(plan, origin, output)
+            self._train_by(plan, origin, output, prepare)
         except Exception:
             self._thaw()
             raise
         self._follow(plan)
 
-    def _train_by(self, plan, origin, output):
+    def _train_by(self, plan, origin, output, prepare):
         """Makes the core. What is refused is refused before the model is changed."""
         read = configs.resolve(self._library_config(plan.config), self.world.size, origin, self._stages, self._program_slices)
         self._resolved = read.options
@@ -86,6 +87,8 @@ class Engine(ModelFiles, torch.nn.Module):
         self.client_steps = plan.trial(self.module, self._divides_parameters(read.options))
         # A scheduler that refuses the program's optimizer says so now.
         self.client_lr_scheduler = schedules.make_client_schedule(plan.scheduler, plan.client) if plan.client is not None else None
+        if prepare is not None:
+            prepare()
         earlier_engines.end(self.world, self.module)
         self._move_to_device()
         higher_order.PATCHES.apply()

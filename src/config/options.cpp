@@ -445,6 +445,50 @@ void add_checkpoint(Table& table) {
   table.keys("checkpoint");
 }
 
+/// `tensorboard` or `csv_monitor`.
+void add_files(Table& table, const char* section, FileMonitorOptions MonitorOptions::*files, const char* doc) {
+  const auto of = [files](auto member) {
+    return [ files, member ](auto& config) -> auto& { return config.monitors.*files.*member; };
+  };
+  table.section = section;
+  table.works("enabled", flag(), of(&FileMonitorOptions::enabled), doc);
+  table.works("output_path", text(), of(&FileMonitorOptions::output_path),
+              "a folder; `\"\"`: the one where the program runs");
+  table.works("job_name", text(), of(&FileMonitorOptions::job_name), "the folder in it that has the files");
+}
+
+void add_monitors(Table& table) {
+  constexpr auto monitors = &Config::monitors;
+  constexpr auto wandb = &MonitorOptions::wandb;
+  constexpr auto comet = &MonitorOptions::comet;
+  add_files(
+      table, "tensorboard.", &MonitorOptions::tensorboard,
+      "losses, learning rates and a program's own events in TensorBoard's files ([observe](observe.md#monitors))");
+  add_files(table, "csv_monitor.", &MonitorOptions::csv_monitor, "the same in CSV files, one for each name");
+  table.section = "wandb.";
+  table.works("enabled", flag(), at<monitors, wandb, &WandbOptions::enabled>,
+              "the same to Weights & Biases, by the package `wandb`; in Python programs");
+  table.works("group", text(), at<monitors, wandb, &WandbOptions::group>, "of runs, there");
+  table.works("team", text(), at<monitors, wandb, &WandbOptions::team>, "wandb's `entity`");
+  table.works("project", text(), at<monitors, wandb, &WandbOptions::project>, "of runs, there");
+  table.section = "comet.";
+  table.works("enabled", flag(), at<monitors, comet, &CometOptions::enabled>,
+              "the same to Comet, by the package `comet_ml`; in Python programs");
+  table.works("samples_log_interval", integer(kCount), at<monitors, comet, &CometOptions::samples_log_interval>,
+              "so many samples at least from one value of an event to its next one");
+  table.works("project", text(), at<monitors, comet, &CometOptions::project>, "of experiments, there");
+  table.works("workspace", text(), at<monitors, comet, &CometOptions::workspace>, "of projects, there");
+  table.works("api_key", text(), at<monitors, comet, &CometOptions::api_key>,
+              "a secret: resolved_config.json leaves it out; better in `COMET_API_KEY`");
+  table.rows.back().write = nullptr;
+  table.works("experiment_name", text(), at<monitors, comet, &CometOptions::experiment_name>, "of the new one");
+  table.works("experiment_key", text(), at<monitors, comet, &CometOptions::experiment_key>,
+              "of an experiment that goes on");
+  table.works("online", flag(), at<monitors, comet, &CometOptions::online>, "false: kept on this machine");
+  table.works("mode", choice<std::string>({{"get", "get"}, {"create", "create"}, {"get_or_create", "get_or_create"}}),
+              at<monitors, comet, &CometOptions::mode>, "whether an experiment goes on or begins");
+}
+
 /// Whether a layer's matrices are cut. What is no number is refused elsewhere.
 bool cuts_layers(const Document& file, const Config& config) {
   const auto is_degree = [&](const char* key) {
@@ -603,6 +647,7 @@ const std::vector<Option<Config>>& options() {
     add_checkpoint(rows);
     add_observe(rows);
     add_rest(rows);
+    add_monitors(rows);
     return rows.rows;
   }();
   return all;

@@ -32,7 +32,9 @@ at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& optio
   step.backward_from({torch::autograd::impl::gradient_edge(scaled)}, {seed},
                      {.retain_graph = options.retain_graph, .create_graph = options.create_graph});
   const WithoutInterception own_operators;
-  return options.scale_wrt_gas ? loss.detach() / accumulation_steps : loss.detach();
+  const at::Tensor weighted = options.scale_wrt_gas ? loss.detach() / accumulation_steps : loss.detach();
+  events().add_loss(weighted);
+  return weighted;
 }
 
 at::Tensor Engine::scale(const at::Tensor& output) const {
@@ -42,7 +44,15 @@ at::Tensor Engine::scale(const at::Tensor& output) const {
 
 StepReport Engine::step() {
   require_optimizer("step");
-  return training().step().step();
+  StepReport report;
+  try {
+    report = training().step().step();
+  } catch (...) {
+    events().drop();  // with the window's gradients
+    throw;
+  }
+  if (report.ended_window) events().tell();
+  return report;
 }
 
 void Engine::set_gradient_accumulation_boundary(bool is_boundary) {

@@ -31,6 +31,7 @@ void EngineBase::step_without_gradients() {
 
 void EngineBase::zero_grad() {
   training_.condition().require_alive("zero_grad");
+  events_.drop();
   training_.step().zero_grad();
 }
 

@@ -25,7 +25,7 @@ namespace trireme {
 namespace {
 
 constexpr const char* kPrefix = "trireme-status";
-constexpr double kSmoothing = 0.8;  // weight of the past in samples per second
+constexpr double kWeightOfPastRate = 0.8;  // weight of the past in samples per second
 
 // --- a rank as JSON --------------------------------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ void StepCounts::note_window(int64_t step, int64_t samples) {
   const double seconds = std::chrono::duration<double>(now - last_).count();
   if (has_window_ && seconds > 0) {
     const double rate = static_cast<double>(samples - samples_) / seconds;
-    samples_per_s_ = samples_per_s_ > 0 ? kSmoothing * samples_per_s_ + (1 - kSmoothing) * rate : rate;
+    samples_per_s_ = samples_per_s_ > 0 ? kWeightOfPastRate * samples_per_s_ + (1 - kWeightOfPastRate) * rate : rate;
   }
   has_window_ = true;
   last_ = now;

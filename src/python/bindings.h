@@ -40,5 +40,6 @@ void bind_tensor(py::module_& module);
 void bind_operators(py::module_& module);
 void bind_observe(py::module_& module);
 void bind_work(py::module_& module);
+void bind_monitors(py::module_& module);
 
 }  // namespace trireme::python

@@ -294,6 +294,7 @@ InitializeOptions options_of(const py::object& module, const Config& config, con
   if (!make_client.is_none()) options.client_optimizer = client_optimizer_factory(make_client);
   options.output = output;
   options.has_flops_profiler = true;       // python/trireme/engine.py refuses it where it is not
+  options.takes_events = true;
   options.takes_sizes_from_inputs = true;  // those of parameters are the whole's, too (activations/wholes.py)
   set_facts(options, facts);
   options.present_buffers = [held = shared(module)] {
@@ -314,6 +315,7 @@ void bind_engine(py::module_& module) {
   bind_parts(base);
   bind_numbers(base);
   bind_files(base);
+  bind_step_events(base);
   EngineClass engine(module, "Engine", py::multiple_inheritance(),
                      "trireme::Engine over a Python module, which the caller keeps.");
   engine.def(py::init(&make_engine), py::arg("world"), py::arg("module"), py::arg("config"), py::arg("groups"),

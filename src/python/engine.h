@@ -42,6 +42,7 @@ class ModuleEngine final : private KeptModule, public Engine {
 
 using EngineBaseClass = py::class_<EngineBase, std::shared_ptr<EngineBase>>;
 void bind_parts(EngineBaseClass& engine);
+void bind_step_events(EngineBaseClass& engine);
 
 /// The options of an engine over `module` by what Python gives; `facts`: trireme.tensor.model_facts.ModelFacts; a
 /// set of names, TrainingOptions::own_slices; or None. Requires the GIL.

@@ -31,4 +31,5 @@ PYBIND11_MODULE(_core, module) {
   trireme::python::bind_observe(module);
   trireme::python::bind_work(module);
   trireme::python::bind_checkpoint(module);
+  trireme::python::bind_monitors(module);
 }

@@ -144,6 +144,7 @@ void Training::assemble(torch::nn::Module& module, const TrainingOptions& option
   else if (groups_.slices != nullptr)
     partition_ = plan_slices(groups_, tensors, config_, options);
   try_client(groups_.model, choice, specs, device_of(module));
+  if (options.prepare) options.prepare(config_, groups_.model);
   if (!options.output.empty() && groups_.model.rank() == 0) write_resolved(config_, options.output);
 
   observe(device_of(module));

@@ -82,7 +82,10 @@ TEST(Config, SpellsOutEveryDefault) {
       R"("steps_per_print":0,"tensor_parallel":{"autotp_size":0,"preset_model":null,"partition_config":null,)"
       R"("tp":{"tp_grain_size":1},"sequence_parallel":false,"tp_overlap_comm":false},)"
       R"("flops_profiler":{"enabled":false,"recompute_fwd_factor":0.0,"profile_step":1,"module_depth":-1,)"
-      R"("top_modules":1,"detailed":true,"output_file":null}})");
+      R"("top_modules":1,"detailed":true,"output_file":null},)"
+      R"("tensorboard":{"enabled":false,"output_path":"","job_name":"DeepSpeedJobName"},)"
+      R"("csv_monitor":{"enabled":false,"output_path":"","job_name":"DeepSpeedJobName"},)"
+      R"("wandb":{"enabled":false,"project":"deepspeed"},"comet":{"enabled":false,"samples_log_interval":100}})");
 }
 
 TEST(Config, ReadsAFileAndNamesItInErrors) {
@@ -183,6 +186,34 @@ TEST(Config, RefusesDuplicateKeys) {
             wrong("the key `bf16.enabled` stands twice; remove one of the two"));
 }
 
+TEST(Config, ReadsMonitors) {
+  const Config config = read_with(
+      R"("tensorboard": {"enabled": true, "output_path": "logs", "job_name": "a"}, "csv_monitor": {"enabled": 1},
+         "wandb": {"enabled": true, "group": "g", "team": "t", "project": "p"},
+         "comet": {"enabled": true, "samples_log_interval": 5, "api_key": "secret", "online": false, "mode": "get"})");
+  const MonitorOptions& monitors = config.monitors;
+  EXPECT_EQ(monitors.tensorboard, (FileMonitorOptions{.enabled = true, .output_path = "logs", .job_name = "a"}));
+  EXPECT_EQ(monitors.csv_monitor, FileMonitorOptions{.enabled = true});
+  EXPECT_EQ(monitors.wandb, (WandbOptions{.enabled = true, .group = "g", .team = "t", .project = "p"}));
+  EXPECT_EQ(
+      monitors.comet,
+      (CometOptions{.enabled = true, .samples_log_interval = 5, .api_key = "secret", .online = false, .mode = "get"}));
+  EXPECT_TRUE(monitors.is_on() && monitors.needs_python());
+  EXPECT_FALSE(read_with("\"wandb\": {\"team\": \"t\"}").monitors.is_on());
+  EXPECT_EQ(to_text(config).find("secret"), std::string::npos) << "resolved_config.json is a file that people share";
+}
+
+TEST(Config, RefusesMonitorsOfOtherKeysAndValues) {
+  EXPECT_EQ(refusal_of(R"("csv_monitor": {"output": "a"})"),
+            wrong("unknown key `csv_monitor.output`. Did you mean `output_path`?"));
+  EXPECT_EQ(refusal_of(R"("wandb": {"enabled": true, "entity": "a"})"),
+            wrong("unknown key `wandb.entity`. Remove it; `trireme docs config` lists all keys."));
+  EXPECT_EQ(refusal_of(R"("tensorboard": {"output_path": 3})"),
+            wrong("`tensorboard.output_path` is 3; expected a string"));
+  EXPECT_EQ(refusal_of(R"("comet": {"mode": "new"})"),
+            wrong("`comet.mode` is \"new\"; expected one of \"get\", \"create\", \"get_or_create\"."));
+}
+
 TEST(Config, ReadsTagValidation) {
   EXPECT_EQ(read_with(R"("checkpoint": {"tag_validation": "Fail", "load_universal": false})").checkpoint.tag_validation,
             TagValidation::kFail);
@@ -238,8 +269,8 @@ TEST(KnownSections, AreRefusedByNameWhenTheyAreOn) {
       {R"("fp16": {"fp16_master_weights_and_grads": true})",
        "`fp16.fp16_master_weights_and_grads` = true is not there yet; masters and optimizer states are fp32; remove it "
        "or set it to false"},
-      {R"("tensorboard": {"enabled": true})",
-       "`tensorboard.enabled` = true is not there yet; remove it or set it to false"},
+      {R"("elasticity": {"enabled": true})",
+       "`elasticity.enabled` = true is not there yet; remove it or set it to false"},
       {R"("progressive_layer_drop": {"enabled": true})",
        "`progressive_layer_drop.enabled` = true is not there yet; remove it or set it to false"},
       {R"("tensor_parallel": {"autotp_size": 1, "tp": {"tp_size": 1}}, "sparse_gradients": true)",

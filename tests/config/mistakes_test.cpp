@@ -37,7 +37,7 @@ TEST(Mistakes, AreAllNamedInTheOrderOfTheirLines) {
   },
   "scheduler": {"type": "WarmpLR"},
   "fp16": {"enabled": "yes"},
-  "tensorboard": {"enabled": true},
+  "elasticity": {"enabled": true},
   "amp": 5
 })"),
       (Lines{"4: `zero_optimization.stage` is 4; expected an integer from 0 to 3",
@@ -51,7 +51,7 @@ TEST(Mistakes, AreAllNamedInTheOrderOfTheirLines) {
              "LRRangeTest, OneCycle, constant, linear, cosine, wsd, or in Python a scheduler of "
              "torch.optim.lr_scheduler. Did you mean `WarmupLR`?",
              "14: `fp16.enabled` is \"yes\"; expected true or false",
-             "15: `tensorboard.enabled` = true is not there yet; remove it or set it to false",
+             "15: `elasticity.enabled` = true is not there yet; remove it or set it to false",
              "16: `amp` = 5 is not there yet; remove it or set its \"enabled\" to false"}));
 }
 
@@ -92,9 +92,9 @@ TEST(Mistakes, HaveTheLineOfTheNameInTheFile) {
 }
 
 TEST(Mistakes, AreTogetherTheErrorOfReadingAndTheFirstGivesItsKind) {
-  EXPECT_EQ(refusal_of(R"("zero_optimization": {"stage": 4}, "wandb": {"enabled": true})"),
+  EXPECT_EQ(refusal_of(R"("zero_optimization": {"stage": 4}, "elasticity": {"enabled": true})"),
             wrong("`zero_optimization.stage` is 4; expected an integer from 0 to 3\n"
-                  "<string>: `wandb.enabled` = true is not there yet; remove it or set it to false"));
+                  "<string>: `elasticity.enabled` = true is not there yet; remove it or set it to false"));
 }
 
 }  // namespace

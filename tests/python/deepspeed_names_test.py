@@ -59,7 +59,7 @@ class Names(Case):
         result = self.on_ranks(0, _CONFIG + """
     from deepspeed.runtime.zero.linear import LinearModuleForZeroStage3
     from deepspeed.moe.layer import MoE
-    from deepspeed.monitor.monitor import MonitorMaster
+    from deepspeed.autotuning.autotuner import Autotuner
     class Mine(MoE):
         pass
     result = [raised(use)[-1].partition(" ")[0] for use in (
@@ -70,7 +70,7 @@ class Names(Case):
     from deepspeed.runtime.zero import MiCS_Optimizer
     result += [raised(use)[-1].partition(" ")[0] for use in (
         lambda: compute_elastic_config(), lambda: MiCS_Optimizer(), lambda: deepspeed.runtime.eigenvalue.Eigenvalue())]
-    result += [raised(lambda: MonitorMaster({}))[0], isinstance(torch.nn.Linear(1, 1), (MoE, deepspeed.PipelineModule))]
+    result += [raised(lambda: Autotuner({}))[0], isinstance(torch.nn.Linear(1, 1), (MoE, deepspeed.PipelineModule))]
     result += [hasattr(module, "nonsense") for module in (deepspeed.comm, deepspeed.runtime.zero, deepspeed.moe.layer, deepspeed.ops.op_builder)]
     result += [raised(lambda: __import__("deepspeed.moe.layer.nonsense"))[0], raised(lambda: __import__("deepspeed.moe.nonsense"))[0]]
 """, as_deepspeed=True)

@@ -16,7 +16,7 @@ PATHS = {
     "utils.zero_to_fp32": "utils.zero_to_fp32", "utils.logging": "utils.logging", "utils.groups": "utils.groups", "utils": "utils",
     "comm.comm": "comm", "comm": "comm", "accelerator.real_accelerator": "accelerator", "accelerator": "accelerator",
     "checkpoint.utils": "checkpoint", "checkpointing": "checkpointing", "launcher.runner": "launcher.runner", "pipe": "pipe", "zero": "zero",
-    "git_version_info": "git_version_info", "compile.passes.sp_compile": "autosp"}
+    "monitor.monitor": "monitor.monitor", "monitor.config": "monitor.config", "monitor": "monitor", "git_version_info": "git_version_info", "compile.passes.sp_compile": "autosp"}
 
 
 class Paths(Case):

@@ -11,6 +11,7 @@
 
 #include "trireme/base/json.h"
 #include "trireme/checkpoint/options.h"
+#include "trireme/observe/monitor_options.h"
 #include "trireme/observe/options.h"
 #include "trireme/optim/lr_schedule.h"
 #include "trireme/optim/optimizer.h"
@@ -108,6 +109,8 @@ struct Config {
   CheckpointOptions checkpoint;
   ObserveOptions observe;
   FlopsProfilerConfig flops_profiler;
+  /// The programs that are told of losses and learning rates.
+  MonitorOptions monitors;
 
   bool operator==(const Config&) const = default;
 };

@@ -9,6 +9,7 @@
 
 #include "trireme/comm/grid.h"
 #include "trireme/engine/options.h"
+#include "trireme/engine/run_events.h"
 #include "trireme/sequence/sequence_parallel.h"
 #include "trireme/tensor/tensor_parallel.h"
 #include "trireme/training/gradients.h"
@@ -99,6 +100,7 @@ class EngineBase {
   /// As Training::load(). Collective.
   virtual std::optional<LoadedState> load_checkpoint(const std::filesystem::path& directory,
                                                      const LoadCheckpointOptions& options = {}) {
+    events_.drop();
     return training_.load(directory, options);
   }
   /// As AsyncSaver::wait(); the destructor and the next save or load wait too.
@@ -112,6 +114,10 @@ class EngineBase {
   /// an unknown state, a device other than "cpu", or a model on a GPU (kUnsupported; use offload_optimizer).
   void offload_states(const OffloadOptions& options = {});
   void reload_states() { require_optimizer("reload_states"); }
+
+  /// The monitors that the configuration switches on, and what they are told (docs/observe.md); a program may add to
+  /// both.
+  RunEvents& events() { return events_; }
 
   /// Gives the parameters whole, unmanaged storage again and frees everything else. Collective. The engine cannot be
   /// used afterwards.
@@ -132,9 +138,13 @@ class EngineBase {
 
  protected:
   EngineBase(Group& group, torch::nn::Module& module, const InitializeOptions& options)
-      : training_(group, module, options) {}
+      : training_(group, module, events_.opening(options)) {
+    events_.follow(training_.step());
+  }
   EngineBase(const Grid& grid, torch::nn::Module& module, const InitializeOptions& options)
-      : training_(grid, module, options) {}
+      : training_(grid, module, events_.opening(options)) {
+    events_.follow(training_.step());
+  }
 
   Training& training() { return training_; }
   const Training& training() const { return training_; }
@@ -144,6 +154,7 @@ class EngineBase {
  private:
   void require_states(const OptimizerOptions& options, size_t group) const;
 
+  RunEvents events_;  // which the training opens
   Training training_;
   bool has_explained_offload_ = false;
 };

@@ -48,7 +48,11 @@ class PipelineEngine : private detail::PipelineStage, public EngineBase {
   /// As StageRunner's; StateError too: no optimizer.
   at::Tensor train_batch(const MicroBatches& data) {
     require_optimizer("train_batch");
-    return runner_.train_batch(data);
+    const at::Tensor loss = runner_.train_batch(data);
+    events().drop();
+    events().add_loss(loss);
+    events().tell();
+    return loss;
   }
   EvalResult eval_batch(const MicroBatches& data, const EvalOptions& options = {}) {
     return runner_.eval_batch(data, options);

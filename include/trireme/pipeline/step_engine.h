@@ -70,6 +70,7 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
     require_optimizer("update");
     check_parameters();
     runner_->end_window(training());
+    events().tell();  // without a loss: a step function may have several
   }
   /// Steps are no longer this model's, which is used no more.
   void leave_steps() noexcept { runner_->leave(training()); }

@@ -64,6 +64,12 @@ struct TrainingOptions {
   /// The module reads the sizes of its inputs only, never those of activations or parameters, which may be a rank's
   /// part. Required by tensor_parallel.sequence_parallel, and by "sequence" beside "tensor".
   bool takes_sizes_from_inputs = false;
+  /// Called on every rank of the model with the configuration, before the module is changed: for a façade that has to
+  /// refuse something, or to open it. May be collective.
+  std::function<void(const Config& config, Group& model)> prepare = {};
+  /// An engine's caller has monitors of its own, and hands them what EngineBase::take_step_events() gives; false: the
+  /// engine opens those of the configuration.
+  bool takes_events = false;
   /// The module is a stage's part of an unmodified model, over which a step function runs (StepEngine).
   bool has_ownership = false;
   /// The caller writes the report that Config::flops_profiler asks for; others refuse it.

@@ -5,7 +5,7 @@ import sys
 from ..aliases import AliasFinder
 
 # Modules that lie in this folder, and are found in the package `trireme` itself.
-_HERE = frozenset("accelerator checkpoint checkpointing comm git_version_info launcher ops pipe profiling runtime utils zero".split())
+_HERE = frozenset("accelerator checkpoint checkpointing comm git_version_info launcher monitor ops pipe profiling runtime utils zero".split())
 
 # DeepSpeed's longer names, and the module of this folder that each is. The modules of missing.py are found after these.
 _LONGER = {

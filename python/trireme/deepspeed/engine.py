@@ -14,6 +14,7 @@ from ..training import schedules
 from ..training.optimizer_copy import fill
 from . import autosp, autotp, missing_members
 from .engine_getters import EngineGetters
+from .monitor import of_engine as monitors
 from .optimizer_kinds import engine_optimizer
 from .profiling.flops_profiler import step_profile
 from .runtime import lr_schedules
@@ -41,13 +42,18 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
             self._program_slices = slices
         self._given = configs.without_auto(configs.read(merged))
         configs.check_filled(self._given, origin)
-        super().__init__(model, self._given, origin=origin, **options)
+        super().__init__(model, self._given, origin=origin, prepare=lambda: monitors.open_for(self), **options)
         for name in self.core.leaf_modules:
             set_z3_leaf_module(model.get_submodule(name), True)
         groups_of_ranks.set_degrees(self._sequence_size, self.mp_world_size, self._topology)
         self.training_dataloader = None
         if self.flops_profiler_enabled():
             step_profile.attach(self)
+
+    def _follow_step(self, applied, lr_kwargs=None):
+        super()._follow_step(applied, lr_kwargs)
+        if self.monitor.enabled:
+            monitors.tell_of_step(self)
 
     def _library_config(self, config):
         """With the modules that set_z3_leaf_modules() has marked."""

@@ -7,7 +7,7 @@ says so.
 
 # Advice, and the members that it is for.
 _INSTEAD = {
-    "log the loss, engine.get_lr() and engine.get_global_grad_norm() in the program": "monitor summary_events losses",
+    "engine.backward() returns the loss, and engine.monitor is told of it": "losses",
     "time the calls in the program, for example by torch.profiler": """
         timers tput_timer engine_timers engine_timers_cache fwd_duration print_forward_breakdown""",
     "engine.flops_profiler counts them where the configuration's section flops_profiler is on": "flops",

@@ -103,6 +103,11 @@ ValueType<double> number(const NumberRange& range) {
           .read = [range](const Document& file, const std::string& path) { return file.number_or(path, 0, range); }};
 }
 
+ValueType<std::string> text() {
+  return {.words = "a string",
+          .read = [](const Document& file, const std::string& path) { return file.text_or(path, ""); }};
+}
+
 ValueType<std::vector<std::string>> texts() {
   return {.words = "a list of strings",
           .read = [](const Document& file, const std::string& path) { return file.texts_or(path, {}); }};

@@ -50,6 +50,7 @@ ValueType<bool> flag();
 ValueType<bool> flag_or_auto();
 ValueType<int64_t> integer(const IntegerRange& range);
 ValueType<double> number(const NumberRange& range);
+ValueType<std::string> text();
 ValueType<std::vector<std::string>> texts();
 /// One text may stand without its list.
 ValueType<std::vector<std::string>> text_or_texts();

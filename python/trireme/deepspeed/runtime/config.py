@@ -6,6 +6,7 @@ from ...errors import ConfigError as DeepSpeedConfigError
 from .. import comm
 from ..comm.config import DeepSpeedCommsConfig
 from ..missing import names_of
+from ..monitor.config import get_monitor_config
 from ..profiling.config import DeepSpeedFlopsProfilerConfig
 from ..settings import DTYPES
 from . import sections
@@ -25,8 +26,9 @@ class DeepSpeedConfig:
     """A configuration (dict, path or base64), checked and resolved for the ranks of this job.
 
     Attributes are the keys of the top level (batch sizes, gradient_clipping, steps_per_print, …),
-    zero_optimization_stage, zero_enabled, zero_config, float16_config, bfloat16_config, flops_profiler_config
-    (objects), optimizer_name, optimizer_params, scheduler_name, scheduler_params; `resolved` has every option.
+    zero_optimization_stage, zero_enabled, zero_config, float16_config, bfloat16_config, flops_profiler_config,
+    monitor_config (objects), optimizer_name, optimizer_params, scheduler_name, scheduler_params; `resolved` has every
+    option.
 
     Raises  ConfigError and its subclasses, as initialize().
     """
@@ -46,6 +48,7 @@ class DeepSpeedConfig:
         self.comms_config = DeepSpeedCommsConfig(given)
         self.zero_config = sections.get_zero_config(given)
         self.zero_optimization_stage = self.resolved["zero_optimization"]["stage"]
+        self.monitor_config = get_monitor_config(given)
         self.zero_enabled = self.zero_optimization_stage > 0
         self.float16_config, self.bfloat16_config = sections.get_float16_config(given), sections.get_bfloat16_config(given)
         self.flops_profiler_config = DeepSpeedFlopsProfilerConfig(given)

@@ -1,0 +1,51 @@
+// The events of an engine's steps, under DeepSpeed's names, and the monitors that are told of them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "trireme/engine/options.h"
+#include "trireme/observe/monitors.h"
+#include "trireme/step/train_step.h"
+
+namespace trireme {
+
+/// Tells monitors of each step: `Train/Samples/train_loss`, the mean of rank 0's losses of the window; `…/lr`, the rate
+/// of the next step in the first parameter group; in fp16 `…/loss_scale`. Only rank 0 has monitors. Where none is
+/// switched on, nothing here costs anything.
+class RunEvents {
+ public:
+  /// Hands events of the program's own to the monitors.
+  void write(std::span<const MonitorEvent> events) { monitors_.write(events); }
+  /// Another monitor, on the rank that adds it; `name` opens what is said about it.
+  void add_monitor(std::string name, EventSink sink);
+  bool is_empty() const { return monitors_.is_empty(); }
+  /// The events of the last step, for the caller of an engine made with `takes_events`; `lr` instead of the engine's
+  /// rate. Empty where no monitor is switched on, and but on rank 0. Waits for a device.
+  std::vector<MonitorEvent> take(std::optional<double> lr = {});
+
+  // The engine's own.
+
+  /// `options`, with which the monitors of the configuration are opened before the module is changed; ConfigError where
+  /// they need Python, IoError where a folder cannot be written, both on every rank.
+  InitializeOptions opening(InitializeOptions options);
+  void follow(TrainStep& step) { step_ = &step; }
+  /// Adds the loss of a backward pass, in the weight that it has in the window's mean. Waits for no device.
+  void add_loss(const at::Tensor& weighted_loss);
+  /// Forgets the window's losses.
+  void drop() { loss_.reset(); }
+  /// Tells the monitors of the step that has just ended.
+  void tell();
+
+ private:
+  Monitors monitors_;
+  bool collects_ = false;
+  at::Tensor loss_;  ///< sum over the window's backward passes, fp32; undefined: there was none
+  TrainStep* step_ = nullptr;
+};
+
+}  // namespace trireme
