@@ -62,15 +62,19 @@ _PROGRAM = """
 
 
 class Joined(Case):
-    def assert_weights_of_plain(self, ranks, counts, options="", of_init="", of_both=""):
-        """After all batches, on every rank."""
+    def assert_weights_of_plain(self, ranks, counts, options="", of_init="", of_both="", shared=1):
+        """After all batches, on every rank. `shared`: ranks that share layers."""
         found = self.ran(ranks, _PROGRAM + f"""
-    begin(partitions={ranks // len(counts)}, ddp=True, {of_init})
+    begin(partitions={ranks // len(counts) // shared}, ddp=True, tensor_parallel_degree={shared}, {of_init})
     net = Mlp()
+    smp.set_tensor_parallelism(net)
     other = copy.deepcopy(net)
     copies = [own_batches(number, count) for number, count in enumerate({counts})]
     losses = joined(net, copies[smp.rdp_rank()], {of_both}{options})
-    mine = {{name: parameter.flatten().tolist() for name, parameter in joined.model.local_named_parameters()}}
+    if {shared} > 1:  # a rank has slices
+        mine = {{name: value.flatten().tolist() for name, value in joined.model.state_dict().items()}}
+    else:
+        mine = {{name: parameter.flatten().tolist() for name, parameter in joined.model.local_named_parameters()}}
     expected = of_plain(other, copies, {of_both})[-1]
     result = everywhere([furthest(mine, {{name: expected[name] for name in mine}}), len(losses)])
 """)
@@ -87,6 +91,11 @@ class Joined(Case):
 
     def test_two_copies_of_two_stages(self):
         self.assert_weights_of_plain(4, (1, 3))
+
+    def test_two_copies_of_layers_that_ranks_share(self):
+        for prescaled in (True, False):
+            with self.subTest(prescaled_batch=prescaled):
+                self.assert_weights_of_plain(4, (1, 3), of_init=f"prescaled_batch={prescaled}", of_both="max_norm=0.25, ", shared=2)
 
     def test_sharded_states_and_parameters(self):
         self.assert_weights_of_plain(2, (1, 3), of_init="sharded_data_parallel_degree=2, sdp_gradient_clipping=1e9")
