@@ -29,6 +29,10 @@ class Quick(Case):
         """The bias of a head that is tied to the first stage's embedding."""
         self.assert_right(net="bert", pp=2, tp=2, tied=True, steps=2)
 
+    def test_indices_of_a_parameter_of_which_ranks_have_slices(self):
+        for seed in (1, 3):  # smp's own linear layer, and a marked one
+            self.assert_right(net="blocks", pp=2, tp=2, indexed=True, by_hand=True, seed=seed, steps=2)
+
     def test_samples_of_each_rank_and_two_losses(self):
         self.assert_right(net="blocks", pp=2, tp=2, prescaled=False, optimize="memory", losses=2, values=True, hooks=True, frozen_later=True)
 
