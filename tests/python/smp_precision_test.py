@@ -133,7 +133,7 @@ class Runs(Case):
 """
 
     def assert_skips(self, ranks, stages, options, of):
-        """Of the last layer `of` has the overflows."""
+        """The tensor `of` of the last layer has the overflows."""
         def expected():
             """The published rule, with a window of 2 steps, two overflows before the scale halves, and a minimum."""
             scale, patience, last = 1024.0, 2, -1
