@@ -29,7 +29,14 @@ int64_t CutTensors::numel_of(const at::Tensor& tensor) const {
 }
 
 at::Tensor CutTensors::whole(const at::Tensor& tensor) const {
-  at::Tensor whole = cuts_.whole(tensor);
+  // A parameter is a plain slice, of which operators make parts, also of views of it. What gathers it reads sizes of
+  // what they make.
+  at::Tensor part = tensor;
+  if (cuts_.is_part(local_of(tensor))) {
+    part = tensor.clone();
+    TRIREME_CHECK(PartTensor::of(part) != nullptr, "a copy of a slice of sizes ", tensor.sizes(), " is no part");
+  }
+  at::Tensor whole = cuts_.whole(part);
   if (cuts_.is_part(whole))
     throw StateError(
         str("smp: a tensor of sizes ", geometry_of(tensor).sizes,

@@ -161,10 +161,29 @@ class Delayed(Case):
     result = [json.loads(text) for text in smp.state.world.gather(json.dumps(result))]
 """
         for told in self.ran(2, text.replace("OPTIONS", "").replace("DELAYS", "True")):
-            self.assertIn("has no numbers before the model's tensors get their stages", told)
+            for part in ("ConfigError: smp.init: `skip_tracing` = false", "reads values", "has no numbers before the model's tensors get their stages", "set `skip_tracing` to true"):
+                self.assertIn(part, told)
         expected = self.ran(1, text.replace("OPTIONS", "").replace("DELAYS", "False"))
         found = self.ran(2, text.replace("OPTIONS", "skip_tracing=True").replace("DELAYS", "True"))
         self.assertEqual(found[0], expected[0])
+
+    def test_a_model_of_transformers_that_reads_values_says_which_key_to_set(self):
+        text = """
+    begin(OPTIONS)
+    torch.manual_seed(11)
+    with smp.delay_param_initialization():
+        net = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=8, vocab_size=64, use_cache=False, bos_token_id=0, eos_token_id=0))
+    model = smp.DistributedModel(net, MEASURED)
+    with torch.no_grad():
+        result = told(lambda: smp.step(lambda ids: model(input_ids=ids, labels=ids).loss)(torch.ones(4, 8, dtype=torch.long)).reduce_mean().item() > 0)
+    result = [json.loads(text) for text in smp.state.world.gather(json.dumps(result))]
+"""
+        for options, measured, parts in (("", "", ("`skip_tracing` = false", "set `skip_tracing` to true")),
+                                         ("", "trace_memory_usage=True", ("(trace_execution_times=False, trace_memory_usage=True)", "leave both out"))):
+            for told in self.ran(2, "    import transformers\n" + text.replace("OPTIONS", options).replace("MEASURED", measured)):
+                for part in ("ConfigError: ", *parts):
+                    self.assertIn(part, told)
+        self.assertEqual(self.ran(2, "    import transformers\n" + text.replace("OPTIONS", "skip_tracing=True").replace("MEASURED", "")), [True, True])
 
     def test_dtypes_and_what_is_refused(self):
         found = self.ran(2, """

@@ -29,9 +29,19 @@ _PROGRAM = """
             found.append({name: p.flatten().tolist() for name, p in net.named_parameters()})
         return found
 
-    def joined(net, batches, divides_by_all=True, make=momentum, max_norm=None, **options):
+    def averaged(calls, bucket):
+        calls.append(bucket.buffer().abs().max().item())
+        torch.distributed.all_reduce(bucket.buffer(), group=smp.get_dp_process_group())
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer() / smp.dp_size() / MICRO_BATCHES)
+        return future
+
+    def joined(net, batches, divides_by_all=True, make=momentum, max_norm=None, hook=None, **options):
         '''This copy's [losses, weights after each of its steps, and at the end].'''
         model = joined.model = smp.DistributedModel(net, **options)
+        calls = joined.calls = []
+        if hook:
+            model.register_comm_hook(calls, hook)
         optimizer = joined.optimizer = smp.DistributedOptimizer(make(model.parameters()))
         @smp.step
         def train_step(x, y):
@@ -62,20 +72,26 @@ _PROGRAM = """
 
 
 class Joined(Case):
-    def assert_weights_of_plain(self, ranks, counts, options="", of_init="", of_both=""):
-        """After all batches, on every rank."""
+    def assert_weights_of_plain(self, ranks, counts, options="", of_init="", of_both="", shared=1, hook=None):
+        """After all batches, on every rank. `shared`: ranks that share layers; `hook`: joins gradients."""
         found = self.ran(ranks, _PROGRAM + f"""
-    begin(partitions={ranks // len(counts)}, ddp=True, {of_init})
+    begin(partitions={ranks // len(counts) // shared}, ddp=True, tensor_parallel_degree={shared}, {of_init})
     net = Mlp()
+    smp.set_tensor_parallelism(net)
     other = copy.deepcopy(net)
     copies = [own_batches(number, count) for number, count in enumerate({counts})]
-    losses = joined(net, copies[smp.rdp_rank()], {of_both}{options})
-    mine = {{name: parameter.flatten().tolist() for name, parameter in joined.model.local_named_parameters()}}
+    losses = joined(net, copies[smp.rdp_rank()], {of_both}hook={hook}, {options})
+    if {shared} > 1:  # a rank has slices
+        mine = {{name: value.flatten().tolist() for name, value in joined.model.state_dict().items()}}
+    else:
+        mine = {{name: parameter.flatten().tolist() for name, parameter in joined.model.local_named_parameters()}}
     expected = of_plain(other, copies, {of_both})[-1]
-    result = everywhere([furthest(mine, {{name: expected[name] for name in mine}}), len(losses)])
+    result = everywhere([furthest(mine, {{name: expected[name] for name in mine}}), len(losses), [call > 0 for call in joined.calls]])
 """)
-        self.assertEqual(sorted(count for _, count in found), sorted(list(counts) * (ranks // len(counts))))
-        self.assertLess(max(difference for difference, _ in found), 1e-6)
+        self.assertEqual(sorted(count for _, count, _ in found), sorted(list(counts) * (ranks // len(counts))))
+        self.assertLess(max(difference for difference, _, _ in found), 1e-6)
+        for _, count, calls in found:
+            self.assertEqual(calls, [step < count for step in range(max(counts))] if hook else [])
 
     def test_the_other_copy_goes_on_whoever_ends_first(self):
         for counts in ((1, 3), (3, 1)):
@@ -87,6 +103,16 @@ class Joined(Case):
 
     def test_two_copies_of_two_stages(self):
         self.assert_weights_of_plain(4, (1, 3))
+
+    def test_two_copies_of_layers_that_ranks_share(self):
+        for prescaled in (True, False):
+            with self.subTest(prescaled_batch=prescaled):
+                self.assert_weights_of_plain(4, (1, 3), of_init=f"prescaled_batch={prescaled}", of_both="max_norm=0.25, ", shared=2)
+
+    def test_a_hook_of_copies_without_batches_joins_zeros(self):
+        for divides in (True, False):
+            with self.subTest(divides_by_all=divides):
+                self.assert_weights_of_plain(4, (1, 3), of_both=f"divides_by_all={divides}, ", hook="averaged")
 
     def test_sharded_states_and_parameters(self):
         self.assert_weights_of_plain(2, (1, 3), of_init="sharded_data_parallel_degree=2, sdp_gradient_clipping=1e9")

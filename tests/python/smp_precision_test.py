@@ -34,15 +34,17 @@ _BOTH = """
         def forward(self, x, scale):
             return self.net(x, scale.to(self.dtype)).float()
 
-    def plain_run(net, dtype, copies, steps, scale=1.0, max_norm=None, make=lambda p: torch.optim.AdamW(p, lr=0.01, fused=True)):
+    def plain_run(net, dtype, counts, scale=1.0, max_norm=None, make=lambda p: torch.optim.AdamW(p, lr=0.01, fused=True)):
+        '''Of copies with these numbers of batches.'''
+        copies = len(counts)
         model, found = Halved(net, dtype), []
         parameters = list(net.parameters())
         masters = [nn.Parameter(p.detach().float()) for p in parameters]
         stepper = make(masters)
-        batches = [net_batches(copy, steps) for copy in range(copies)]
-        for step in range(steps):
+        batches = [net_batches(copy, count) for copy, count in enumerate(counts)]
+        for step in range(max(counts)):
             losses, sums = [], [torch.zeros_like(master) for master in masters]
-            for copy in range(copies):
+            for copy in (copy for copy, count in enumerate(counts) if step < count):
                 own = [torch.zeros_like(master) for master in masters]
                 for index in range(MICRO_BATCHES):
                     loss = loss_of(model, *(tensor.chunk(MICRO_BATCHES)[index] for tensor in batches[copy][step]))
@@ -75,7 +77,7 @@ _BOTH = """
         for batch in net_batches(smp.rdp_rank(), steps):
             stepper.zero_grad()
             losses = [loss.item() for loss in train_step(*batch).outputs]
-            losses = sum((json.loads(text) for text in smp.state.world.gather(json.dumps(losses if smp.pp_rank() == 0 else []))), [])
+            losses = sum((json.loads(text) for text in smp.state.world.gather(json.dumps(losses if smp.pp_rank() == smp.tp_rank() == 0 else []))), [])
             gradients = of_all({name: gradient_of(p).flatten().tolist() for name, p in model.local_named_parameters()})
             norm = float(stepper.clip_master_grads(max_norm)) if max_norm else None
             stepper.step()
@@ -93,39 +95,21 @@ _BOTH = """
                         worst[at] = max(worst[at], (torch.tensor(one) - torch.tensor(other)).abs().max().item())
         return worst
 """
+#: Keys of smp.init() for ranks that share layers and get the same arguments.
+SHARED = '"tensor_parallel_degree": 2, "prescaled_batch": True'
 
 
-class Half(Case):
+class Runs(Case):
     def ran(self, ranks, text, **options):
         return super().ran(ranks, _BOTH + text, **options)
-
-    def test_trains_as_plain_pytorch_with_masters(self):
-        """Losses, gradients and weights, bit by bit; one that rounds to the other side apart where gradients are
-        clipped."""
-        for key, scale, max_norm, layouts in (("fp16", 1024.0, None, ((1, 1), (2, 2), (4, 2))), ("fp16", 64.0, 0.1, ((2, 2),)), ("bf16", 1.0, 0.1, ((2, 2), (4, 2)))):
-            for ranks, stages in layouts:
-                with self.subTest(key=key, scale=scale, ranks=ranks):
-                    worst, dtypes, *told = self.ran(ranks, f"""
-    smp.init({{"partitions": {stages}, "microbatches": MICRO_BATCHES, "ddp": True, "{key}": True}})
-    torch.manual_seed(5)
-    net = Net()
-    expected = plain_run(copy.deepcopy(net), {{"fp16": torch.float16, "bf16": torch.bfloat16}}["{key}"], {ranks // stages}, 3, {scale}, {max_norm})
-    found = smp_run(net, 3, {max_norm}, static_loss_scale={scale})
-    result = [furthest(found, expected), sorted({{str(one.dtype) for one in (*net.parameters(), *net.buffers())}}), smp_run.optimizer.overflow, smp_run.optimizer.loss_scale]
-""")
-                    self.assertEqual(worst[0], 0)
-                    self.assertLess(worst[1], 1e-6)
-                    self.assertLess(worst[2], 1e-6)
-                    self.assertLess(worst[3], 1e-6 if max_norm is None else 1e-3)  # one that rounds the other way
-                    self.assertEqual(told, [False, scale])
-                    self.assertEqual(dtypes, [{"fp16": "torch.float16", "bf16": "torch.bfloat16"}[key]])
 
     _SKIPS = """
     smp.init({"partitions": STAGES, "microbatches": MICRO_BATCHES, "ddp": True, "fp16": True, OPTIONS})
     torch.manual_seed(5)
     net = Net()
+    smp.set_tensor_parallelism(net)
     bad = []
-    net.layers[4].bias.register_hook(lambda gradient: gradient * float("inf") if bad else gradient)
+    net.layers[4].WEIGHT.register_hook(lambda gradient: gradient * float("inf") if bad else gradient)
     model = smp.DistributedModel(net)
     optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01), dynamic_loss_scale=True,
                                          dynamic_loss_args={"init_scale": 2**10, "scale_window": 2, "min_scale": 256, "delayed_shift": 2})
@@ -137,7 +121,7 @@ class Half(Case):
     found, before = [], None
     for step, batch in enumerate(net_batches(0, 12)):
         optimizer.zero_grad()
-        bad[:] = [True] * (step in (1, 2, 5, 6, 7, 8) and smp.rdp_rank() == 0)
+        bad[:] = [True] * (step in (1, 2, 5, 6, 7, 8) and smp.rdp_rank() == 0 and smp.tp_rank() == smp.tp_size() - 1)
         train_step(*batch)
         norm = float(optimizer.clip_master_grads(100.0))
         optimizer.step()
@@ -148,7 +132,8 @@ class Half(Case):
     result = found
 """
 
-    def test_an_overflow_on_one_stage_skips_the_step_on_all_ranks(self):
+    def assert_skips(self, ranks, stages, options, of):
+        """The tensor `of` of the last layer has the overflows."""
         def expected():
             """The published rule, with a window of 2 steps, two overflows before the scale halves, and a minimum."""
             scale, patience, last = 1024.0, 2, -1
@@ -160,10 +145,103 @@ class Half(Case):
                     scale, patience = scale * 2, 2
                 yield [is_bad, scale, is_bad, is_bad]
 
-        for ranks, stages, options in ((2, 2, ""), (4, 2, ""), (4, 2, '"shard_optimizer_state": True'), (4, 2, '"sharded_data_parallel_degree": 2')):
+        found = self.ran(ranks, self._SKIPS.replace("STAGES", str(stages)).replace("OPTIONS", options).replace("WEIGHT", of))
+        self.assertEqual(found, [[of_step] * ranks for of_step in expected()])
+
+    def assert_joined(self, ranks, stages, options, counts):
+        """Losses of the copy that has batches, weights and the scale, after a step that overflows on one rank."""
+        far, told = self.ran(ranks, f"""
+    smp.init({{"partitions": {stages}, "microbatches": MICRO_BATCHES, "ddp": True, "fp16": True, {options}}})
+    torch.manual_seed(5)
+    net = Net()
+    smp.set_tensor_parallelism(net)
+    sgd = lambda p: torch.optim.SGD(p, lr=0.125, momentum=0.5)
+    counts, bad = {list(counts)}, []
+    # The third step of the copy with most batches overflows.
+    other = copy.deepcopy(net)
+    of_plain = Halved(other, torch.float16)
+    masters = [nn.Parameter(p.detach().float()) for p in other.parameters()]
+    stepper, expected_losses = sgd(masters), []
+    for step in range(4):
+        sums = [torch.zeros_like(master) for master in masters]
+        for number in (number for number in range(2) if step < counts[number]):
+            for index in range(MICRO_BATCHES):
+                other.zero_grad()
+                loss = loss_of(of_plain, *(tensor.chunk(MICRO_BATCHES)[index] for tensor in net_batches(number, counts[number])[step]))
+                (loss * 1024).backward()
+                if counts[number] == 4:
+                    expected_losses.append(loss.item())
+                for total, p in zip(sums, other.parameters()):
+                    total += p.grad.float() / 1024 / MICRO_BATCHES / 2
+        if step != 2:
+            for master, total in zip(masters, sums):
+                master.grad = total
+            stepper.step()
+        for p, master in zip(other.parameters(), masters):
+            p.data.copy_(master)
+    net.layers[4].weight.register_hook(lambda gradient: gradient * float("inf") if bad else gradient)
+    model = smp.DistributedModel(net)
+    optimizer = smp.DistributedOptimizer(sgd(model.parameters()), dynamic_loss_scale=True, dynamic_loss_args={{"init_scale": 1024, "scale_window": 1000}})
+    @smp.step
+    def train_step(*batch):
+        loss = loss_of(model, *batch)
+        model.backward(loss)
+        return loss
+    losses = []
+    with model.join():
+        for step, batch in enumerate(net_batches(smp.rdp_rank(), counts[smp.rdp_rank()])):
+            optimizer.zero_grad()
+            bad[:] = [True] * (step == 2 and smp.tp_rank() == smp.tp_size() - 1)
+            losses += [loss.item() for loss in train_step(*batch).outputs]
+            bad.clear()
+            optimizer.step()
+    mine = [optimizer.loss_scale, optimizer.overflow]
+    if len(losses) == len(expected_losses):
+        mine.append((torch.tensor(losses) - torch.tensor(expected_losses)).abs().max().item())
+    whole = {{name: value.float() for name, value in model.state_dict().items()}}
+    far = max((whole[name] - value.float()).abs().max().item() for name, value in other.state_dict().items())
+    result = [[json.loads(text) for text in smp.state.world.gather(json.dumps(value))] for value in (far, mine)]
+""")
+        self.assertLess(max(far), 4e-3)
+        for scale, overflow, *losses in told:
+            self.assertEqual([scale, overflow], [512.0, False])
+            self.assertLess(max(losses, default=0), 4e-3)
+        self.assertEqual(sum(len(one) - 2 for one in told), ranks // 2)
+
+
+
+class Half(Runs):
+    def test_trains_as_plain_pytorch_with_masters(self):
+        """Losses, gradients and weights, bit by bit; one that rounds to the other side apart where gradients are
+        clipped."""
+        for key, scale, max_norm, layouts in (("fp16", 1024.0, None, ((1, 1), (2, 2), (4, 2))), ("fp16", 64.0, 0.1, ((2, 2),)), ("bf16", 1.0, 0.1, ((2, 2), (4, 2)))):
+            for ranks, stages in layouts:
+                with self.subTest(key=key, scale=scale, ranks=ranks):
+                    worst, dtypes, *told = self.ran(ranks, f"""
+    smp.init({{"partitions": {stages}, "microbatches": MICRO_BATCHES, "ddp": True, "{key}": True}})
+    torch.manual_seed(5)
+    net = Net()
+    expected = plain_run(copy.deepcopy(net), {{"fp16": torch.float16, "bf16": torch.bfloat16}}["{key}"], [3] * {ranks // stages}, {scale}, {max_norm})
+    found = smp_run(net, 3, {max_norm}, static_loss_scale={scale})
+    result = [furthest(found, expected), sorted({{str(one.dtype) for one in (*net.parameters(), *net.buffers())}}), smp_run.optimizer.overflow, smp_run.optimizer.loss_scale]
+""")
+                    self.assertEqual(worst[0], 0)
+                    self.assertLess(worst[1], 1e-6)
+                    self.assertLess(worst[2], 1e-6)
+                    self.assertLess(worst[3], 1e-6 if max_norm is None else 1e-3)  # one that rounds the other way
+                    self.assertEqual(told, [False, scale])
+                    self.assertEqual(dtypes, [{"fp16": "torch.float16", "bf16": "torch.bfloat16"}[key]])
+
+    def test_an_overflow_on_one_stage_skips_the_step_on_all_ranks(self):
+        for ranks, stages, options, of in ((2, 2, "", "bias"), (4, 2, "", "bias"), (4, 2, '"shard_optimizer_state": True', "bias"),
+                                           (4, 2, '"sharded_data_parallel_degree": 2', "bias"), (2, 1, SHARED, "weight")):
             with self.subTest(ranks=ranks, options=options):
-                found = self.ran(ranks, self._SKIPS.replace("STAGES", str(stages)).replace("OPTIONS", options))
-                self.assertEqual(found, [[of_step] * ranks for of_step in expected()])
+                self.assert_skips(ranks, stages, options, of)
+
+    def test_a_copy_without_batches_follows_overflows(self):
+        for counts in ((1, 4), (4, 1)):
+            with self.subTest(counts=counts):
+                self.assert_joined(2, 1, "", counts)
 
     _RESUMED = """
     smp.init({"partitions": STAGES, "microbatches": MICRO_BATCHES, "ddp": True, OPTIONS})

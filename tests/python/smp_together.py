@@ -21,7 +21,7 @@ from trireme.errors import StateError
 from trireme.utils import safe_get_full_grad
 
 DEFAULTS = {"pp": 1, "tp": 1, "rdp": 1, "microbatches": 2, "prescaled": True, "optimize": "speed", "precision": None, "shard": None, "net": "blocks", "tied": False, "batch_norm": False,
-            "values": False, "hooks": False, "frozen": False, "frozen_later": False, "table": False, "losses": 1, "checkpointed": None, "offloads": False, "delayed": False,
+            "values": False, "hooks": False, "frozen": False, "frozen_later": False, "table": False, "indexed": False, "losses": 1, "checkpointed": None, "offloads": False, "delayed": False,
             "by_hand": False, "schedule": "interleaved", "clip": None, "scheduler": False, "optimizer": "adamw", "steps": 3, "saves": None, "loads": None, "save_after": 1, "placement": "cluster",
             "partition_method": "ordered", "evaluates": True, "dropout": 0.0, "summed": False, "seed": 1}
 WIDTH, CLASSES, VOCABULARY, TOKENS = 16, 5, 32, 8
@@ -62,6 +62,9 @@ class Blocks(nn.Module):
                 x = x * 1.25 if x.detach().mean().item() > 0 else x * 0.75
         else:
             x = self.blocks(x)
+        if self.spec["indexed"]:
+            weight = self.blocks[0].up.weight
+            x = x * (1 + weight[3] + weight[:5, 2:].mean()) + weight[:WIDTH, ::2].sum(1) * weight[0, 0] + weight[[1, 5]].sum(0)
         if self.spec["hooks"] and x.requires_grad:
             x.register_hook(lambda gradient: gradient * 2)
         return self.head(x)

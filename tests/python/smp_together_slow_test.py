@@ -17,6 +17,7 @@ class Shards(Case):
             self.assert_right(net=net, pp=2, tp=2, rdp=2, shard=3, prescaled=False, optimize="memory")
             self.assert_right(net=net, pp=2, tp=2, rdp=2, shard=1, precision="fp16", clip=0.5)
         for shard in (1, 3):
+            self.assert_right(net="bert", pp=2, tp=2, rdp=2, shard=shard, tied=True, clip=0.3)
             self.assert_right(net="gpt2", pp=2, rdp=2, shard=shard, tied=True, placement="spread")
             self.assert_right(net="gpt2", tp=2, rdp=2, shard=shard, tied=True, optimize="memory")
 

@@ -7,7 +7,7 @@ import harness
 from harness import RankServer, main, result_of
 
 _SCRIPT = pathlib.Path(__file__).with_name("smp_together.py")
-RankServer.imports = ("torch._dynamo", "transformers.models.gpt2.modeling_gpt2")
+RankServer.imports = ("torch._dynamo", "transformers.models.bert.modeling_bert", "transformers.models.gpt2.modeling_gpt2")
 
 
 class Case(harness.Case):
@@ -24,6 +24,14 @@ class Quick(Case):
         """Stages with as many parameters, and with others."""
         for tied in (False, True):
             self.assert_right(net="gpt2", pp=2, tp=2, tied=tied, clip=0.3)
+
+    def test_a_slice_of_a_parameter_that_another_stage_uses(self):
+        """The bias of a head that is tied to the first stage's embedding."""
+        self.assert_right(net="bert", pp=2, tp=2, tied=True, steps=2)
+
+    def test_indices_of_a_parameter_of_which_ranks_have_slices(self):
+        for seed in (1, 3):  # smp's own linear layer, and a marked one
+            self.assert_right(net="blocks", pp=2, tp=2, indexed=True, by_hand=True, seed=seed, steps=2)
 
     def test_samples_of_each_rank_and_two_losses(self):
         self.assert_right(net="blocks", pp=2, tp=2, prescaled=False, optimize="memory", losses=2, values=True, hooks=True, frozen_later=True)

@@ -281,9 +281,15 @@ def _differentiated(original):
 
 # --- indices ---
 
+def _has_places_of_whole(value):
+    """Whether an index is taken apart here: of a slice, and on every stage of what may be one on another stage, so that
+    all run the same operators."""
+    return _is_slice(value) or isinstance(value, torch.nn.Parameter) and any(getattr(core, "stages", 1) > 1 for core in list(_of_slices))
+
+
 def _getitem(original):
     def getitem(self, index):
-        if not _of_slices or sizes_of_whole(self) is None:
+        if not _of_slices or not _has_places_of_whole(self):
             return original(self, index)
         view, indices = _taken(self, index)
         return torch.ops.aten.alias(view) if indices is None else original(view, tuple(_ALL if one is None else one for one in indices))
@@ -292,7 +298,7 @@ def _getitem(original):
 
 def _setitem(original):
     def setitem(self, index, value):
-        if not _of_slices or not (_is_slice(self) or _is_slice(value)):
+        if not _of_slices or not (_has_places_of_whole(self) or _has_places_of_whole(value)):
             return original(self, index, value)
         view, indices = _taken(self, index)
         if not isinstance(value, torch.Tensor):

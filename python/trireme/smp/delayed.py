@@ -25,8 +25,9 @@ SMALLEST = 1024
 _aten = torch.ops.aten
 _FACTORIES = frozenset({_aten.empty.memory_format, _aten.empty_strided.default, _aten.zeros.default, _aten.ones.default, _aten.full.default, _aten.rand.default,
                         _aten.randn.default, _aten.eye.default, _aten.eye.m})
-_TEXT = ("smp: this tensor was made inside of delay_param_initialization() or model_creation(), and has no numbers before the model's tensors get their stages, in the first "
-         "call of a @smp.step function, nor afterwards where it is in no module of it; use it afterwards, or make it outside")
+#: The error of who reads one.
+WITHOUT_NUMBERS = ("smp: this tensor was made inside of delay_param_initialization() or model_creation(), and has no numbers before the model's tensors get their stages, in the first "
+                   "call of a @smp.step function, nor afterwards where it is in no module of it; use it afterwards, or make it outside")
 
 
 class _Ref(typing.NamedTuple):
@@ -65,7 +66,7 @@ def without_memory(like, device):
     # pylint: disable=protected-access
     storage = torch._C._construct_storage_from_data_pointer(0, device, _bytes_of(like))
     tensor = torch.empty(0, dtype=like.dtype, device=device).set_(storage, 0, like.shape, like.stride())
-    torch._C._set_storage_data_ptr_access_error_msg(storage._cdata, _TEXT)
+    torch._C._set_storage_data_ptr_access_error_msg(storage._cdata, WITHOUT_NUMBERS)
     return tensor
 
 

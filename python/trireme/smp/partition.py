@@ -6,7 +6,7 @@ import torch
 from .._native import core
 from ..errors import ConfigError
 from ..log import logger
-from . import trace
+from . import delayed, trace
 from .config import state
 from .marks import Marks
 
@@ -54,7 +54,8 @@ def homes_of(module, args=(), kwargs=None, *, limit_bytes, times=False, memory=F
     times, memory   whether seconds of operators, and what a backward pass needs, are measured
     is_called       False: the arguments are those of no call, and the order of registration stands for a trace
 
-    Raises  ConfigError: no cut stays within the memory of a rank; what the module itself raises.
+    Raises  ConfigError: no cut stays within the memory of a rank, or the trace needs numbers that tensors get with
+            their stages; what the module itself raises.
     """
     cfg = state.cfg
     if not cfg.auto_partition:
@@ -65,11 +66,25 @@ def homes_of(module, args=(), kwargs=None, *, limit_bytes, times=False, memory=F
         if not is_called and (times or memory):
             raise ConfigError("smp.DistributedModel(trace_execution_times or trace_memory_usage): of several models the one that the first step function calls first is "
                               "measured; leave it out of the others")
-        found = trace.by_registration(module) if cfg.skip_tracing or not is_called else trace.traced(module, args, kwargs or {}, times=times, memory=memory)
+        found = trace.by_registration(module) if cfg.skip_tracing or not is_called else _traced(module, args, kwargs or {}, times, memory)
         homes = cut(module, found, limit_bytes)
     if state.world.rank == 0:
         logger.info(assignments_text(module, homes, cfg.pipeline_parallel_degree))
     return homes
+
+
+def _traced(module, args, kwargs, times, memory):
+    try:
+        return trace.traced(module, args, kwargs, times=times, memory=memory)
+    except RuntimeError as error:
+        if delayed.WITHOUT_NUMBERS not in str(error):
+            raise
+        has_none = "a tensor that was made inside of delay_param_initialization() or model_creation() has no numbers before the model's tensors get their stages"
+        if times or memory:
+            raise ConfigError(f"smp.DistributedModel(trace_execution_times={times}, trace_memory_usage={memory}): the model runs with values on rank 0, and {has_none}; leave "
+                              "both out, or make the model outside of it") from error
+        raise ConfigError(f"smp.init: `skip_tracing` = false: the model's forward is traced for the partition, reads values (as item() or `if tensor:` do), and {has_none}; set "
+                          "`skip_tracing` to true, by which the partition goes by the order of registration, or `auto_partition` to false and use smp.partition()") from error
 
 
 def placed_homes(module, default):

@@ -108,6 +108,9 @@ def _check_mark(name, inner, mark):
         raise UnsupportedError(f"smp.tp_register: {where} is marked, and {pair.distributed.__name__} in the place of it is not there yet with tensor_parallel_degree "
                                "above 1; make one of those directly")
     for option, value in mark.options.items():
+        if value and option == "zero_init":
+            raise UnsupportedError(f"smp.tensor_parallelism(zero_init={value!r}) of {where} is not there yet with tensor_parallel_degree above 1: smp's documentation does not tell "
+                                   "which weights begin at 0; leave it out, and set those that are to do so by torch.nn.init.zeros_()")
         if value and option not in _WITHOUT_EFFECT:
             raise UnsupportedError(f"smp.tensor_parallelism({option}={value!r}) of {where} is not there yet with tensor_parallel_degree above 1, where modules stay those "
                                    "that the program has made; leave it out, or make the module with it")
