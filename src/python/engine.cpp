@@ -293,7 +293,7 @@ InitializeOptions options_of(const py::object& module, const Config& config, con
   for (const py::dict& group : groups) options.parameter_groups.push_back(parameter_group(group));
   if (!make_client.is_none()) options.client_optimizer = client_optimizer_factory(make_client);
   options.output = output;
-  options.has_flops_profiler = true;       // python/trireme/engine.py refuses it where it is not
+  options.has_flops_profiler = true;  // python/trireme/engine.py refuses it where it is not
   options.takes_events = true;
   options.takes_sizes_from_inputs = true;  // those of parameters are the whole's, too (activations/wholes.py)
   set_facts(options, facts);

@@ -40,7 +40,8 @@ TEST(Command, SuggestsTheNameThatWasMeant) {
   expect_wrong_use({"trian"}, "trireme: there is no command 'trian'. Did you mean `train`? (see trireme --help)");
   expect_wrong_use({"frobnicate"},
                    "trireme: there is no command 'frobnicate'; there is: train, generate, launch, "
-                   "deepspeed, inspect, consolidate, convert, estimate, plan, config, docs (see "
+                   "deepspeed, inspect, consolidate, convert, estimate, plan, config, "
+                   "top, timeline, docs (see "
                    "trireme --help)");
   expect_wrong_use({"--versoin"},
                    "trireme: there is no flag --versoin. Did you mean `--version`? (see trireme --help)");

@@ -281,8 +281,7 @@ TEST(KnownSections, AreRefusedByNameWhenTheyAreOn) {
        "it or set its \"enabled\" to false"},
       {R"("curriculum_learning": {"min_difficulty": 8})",
        "`curriculum_learning` = {\"min_difficulty\":8} is not there yet; remove it or set its \"enabled\" to false"},
-      {R"("fp32_allreduce": true)",
-       "`fp32_allreduce` = true is not there yet; remove it or set it to false"}};
+      {R"("fp32_allreduce": true)", "`fp32_allreduce` = true is not there yet; remove it or set it to false"}};
   for (const auto& [keys, message] : cases) EXPECT_EQ(refusal_of(keys), not_there(message));
 }
 

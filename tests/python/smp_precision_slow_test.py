@@ -19,7 +19,8 @@ class Shared(Runs):
     cut = sorted(of_all(dict.fromkeys(cut)))
     result = [furthest(found, expected), cut, smp_run.optimizer.overflow, smp_run.optimizer.loss_scale]
 """)
-                for far, tolerance in zip(worst, (4e-3, 4e-3, 4e-3, 4e-3), strict=True):  # 4 of 2^10, the last bit of 16
+                # 4 of 2^10, the last bit of 16
+                for far, tolerance in zip(worst, (4e-3, 4e-3, 4e-3, 4e-3), strict=True):
                     self.assertLess(far, tolerance)
                 self.assertEqual(told, [["embedding.weight", "layers.0.weight", "layers.2.weight", "layers.4.weight"], False, 1024.0])
 

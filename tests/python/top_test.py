@@ -24,7 +24,7 @@ while not pathlib.Path(sys.argv[1]).exists():
     pathlib.Path(sys.argv[1] + f".{engine.global_rank}").touch()
     time.sleep(0.01)
 """
-_ROW = re.compile(r"^ *(\d+) +(\d+) +(\d+|–) +([\d.]+|–) +[\d.]+ [kMG]B +(.*)$", re.MULTILINE)
+_ROW = re.compile(r"^ *(\d+) +(\d+) +(\d+|–) +([\d.e+-]+|–) +[\d.]+ [kMG]B +(.*)$", re.MULTILINE)
 
 
 class Top(Case):
@@ -82,7 +82,8 @@ class Top(Case):
             finally:
                 os.kill(stopped, signal.SIGCONT)
                 top.send_signal(signal.SIGINT)
-                with contextlib.suppress(OSError):  # EIO, once it has ended; a terminal that nobody reads would hold it up
+                # EIO, once it has ended; a terminal that nobody reads would hold it up
+                with contextlib.suppress(OSError):
                     while os.read(terminal, 65536):
                         pass
                 self.assertEqual(top.wait(20), 0)

@@ -155,7 +155,7 @@ class Training {
   std::unique_ptr<Observation> observation_;
   std::shared_ptr<StepCounts> counts_;
   std::unique_ptr<ToldStatus> told_status_;  ///< null after destroy()
-  std::unique_ptr<AsyncSaver> saver_;  ///< null until something is to be saved in the background
+  std::unique_ptr<AsyncSaver> saver_;        ///< null until something is to be saved in the background
   std::unique_ptr<ForwardChecks> forward_checks_;
 };
 

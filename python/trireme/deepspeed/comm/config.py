@@ -20,7 +20,8 @@ class CommsLoggerConfig(DeepSpeedConfigModel):
 
 
 class DeepSpeedCommsConfig:
-    """What a configuration (dict) says about communication: comms_logger_enabled, and comms_logger where that is true."""
+    """What a configuration (dict) says about communication: comms_logger_enabled, and comms_logger where that is
+    true."""
 
     def __init__(self, ds_config):
         section = ds_config.get("comms_logger")
