@@ -46,6 +46,8 @@ std::optional<int> rank_of(const std::string& name) {
 }
 
 std::string json_text(std::string_view text) {
+  const auto is_plain = [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; };
+  if (std::ranges::all_of(text, is_plain)) return str('"', text, '"');  // nearly all, and there are many
   return Json(std::string(text)).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -237,18 +239,29 @@ class Timeline::Impl {
   }
 
   std::string text_of(const std::vector<Event>& events) const {
+    constexpr size_t kBytesOfEvent = 128;
     std::string text;
-    for (const Event& event : events)
-      text += formatted(",\n{{\"name\":{},\"cat\":\"{}\",\"ph\":\"X\",\"pid\":{},\"tid\":{},\"ts\":{},\"dur\":{}{}}}",
-                        json_text(event.name), event.category, rank_, event.track, microseconds(event.begin - zero_),
-                        microseconds(event.end - event.begin),
-                        event.arguments.empty() ? "" : ",\"args\":{" + event.arguments + "}");
+    text.reserve(events.size() * kBytesOfEvent);
+    const std::string rank = std::to_string(rank_);
+    for (const Event& event : events) {
+      (((text += ",\n{\"name\":") += json_text(event.name)) += ",\"cat\":\"") += event.category;
+      ((text += "\",\"ph\":\"X\",\"pid\":") += rank) += ",\"tid\":";
+      text += std::to_string(event.track);
+      text += ",\"ts\":";
+      add_microseconds(text, event.begin - zero_);
+      text += ",\"dur\":";
+      add_microseconds(text, event.end - event.begin);
+      if (!event.arguments.empty()) ((text += ",\"args\":{") += event.arguments) += '}';
+      text += '}';
+    }
     return text;
   }
 
-  static std::string microseconds(Clock::duration duration) {
-    const int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
-    return formatted("{:.3f}", static_cast<double>(ns) / 1e3);
+  static void add_microseconds(std::string& text, Clock::duration duration) {
+    constexpr int64_t kNanosecondsOfOne = 1000;
+    const int64_t ns = std::max<int64_t>(0, std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count());
+    const std::string rest = std::to_string(kNanosecondsOfOne + ns % kNanosecondsOfOne);
+    ((text += std::to_string(ns / kNanosecondsOfOne)) += '.').append(rest, 1);
   }
 
   /// A disk that is full ends the timeline, not the training.
