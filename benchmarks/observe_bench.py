@@ -1,5 +1,5 @@
-"""What it costs to be told: step time of Trireme's package with each of the configuration's listeners beside the same
-without, interleaved in one run of the same ranks.
+"""Step time of Trireme's package with each of the configuration's listeners beside the same without, interleaved in one
+run of the same ranks.
 
   observe_bench.py [--models tiny64,llama-9m] [--ranks 2] [--rounds 20] [--steps 10] [--smoke]
 

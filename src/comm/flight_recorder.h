@@ -24,7 +24,7 @@ class FlightRecorder {
   void fail(int64_t ticket);
   /// Oldest first, one operation a line.
   std::string text() const;
-  /// Of the recorded operations those that have not ended, oldest first.
+  /// The recorded operations that have not ended, oldest first.
   std::vector<CallUnderWay> under_way() const;
 
  private:

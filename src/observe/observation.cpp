@@ -23,7 +23,7 @@ struct HeardTimeline {
   std::weak_ptr<Listening> hears;
 };
 
-// Of this process's ranks: one, but for tests, whose ranks are threads.
+// The listeners of this process's ranks: one rank, but for tests, whose ranks are threads.
 struct OfRanks {
   std::mutex mutex;
   std::map<int, HeardCommsLog> comms_logs;  // guarded by mutex

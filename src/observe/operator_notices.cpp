@@ -12,7 +12,7 @@ namespace {
 
 using Scope = at::RecordScope;
 
-// Of this thread: operators that run now, each called by the one before.
+// The number of operators that run on this thread now, each called by the one before.
 thread_local int running = 0;
 
 struct Begun final : at::ObserverContext {

@@ -100,7 +100,7 @@ struct Address {
   socklen_t bytes = 0;
 };
 
-/// Of the abstract namespace: the name begins with a zero, and nothing stands for it in the file system.
+/// An address of the abstract namespace: it begins with a zero, and nothing stands for it in the file system.
 Address address_of(const std::string& name) {
   Address made;
   made.address.sun_family = AF_UNIX;

@@ -11,7 +11,7 @@ bool reduces(const Notice& wait) {
   return wait.caller == "backward" && (wait.name == "reduce_scatter" || wait.name == "all_reduce");
 }
 
-// Of a stage, whose schedule is inside of train_batch(), so that no method is called.
+// An instruction of a stage, whose schedule is inside of train_batch(), so that no method is called.
 bool is_backward(const Notice& instruction) { return instruction.name.find(", backward") != std::string_view::npos; }
 
 bool ends_windows(std::string_view method) { return method == "step" || method == "train_batch"; }

@@ -1,4 +1,4 @@
-// What a rank tells of itself: the log of collectives.
+// The log of collectives, as Python configures and reads it.
 #include "trireme/observe/observation.h"
 
 #include <pybind11/stl.h>

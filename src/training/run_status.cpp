@@ -1,4 +1,4 @@
-// What a training tells whoever asks its process: `trireme top`.
+// The answer of a training to whoever asks its process: `trireme top`.
 #include "trireme/observe/run_status.h"
 
 #include <unistd.h>

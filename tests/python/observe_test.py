@@ -1,4 +1,4 @@
-"""What a run tells of itself by keys of the configuration: times of a step, the log of collectives, the timeline."""
+"""Keys of the configuration by which a run tells of itself: times of a step, the log of collectives, the timeline."""
 import json
 import re
 import textwrap

@@ -17,7 +17,7 @@ struct CallUnderWay {
   std::chrono::steady_clock::time_point begin = {};
 };
 
-/// Of all groups of this process, by group. Any thread.
+/// The calls of all groups of this process, by group. Any thread.
 std::vector<CallUnderWay> calls_under_way();
 
 }  // namespace trireme

@@ -43,7 +43,7 @@ class EngineBase {
   /// The passes over the model's operators; none after destroy().
   const OperatorPasses& passes() const { return training_.passes(); }
 
-  /// What this rank tells of itself, as the configuration asks; null: of nothing, or after destroy().
+  /// The listeners that the configuration asks for; null: none, or after destroy().
   const Observation* observation() const { return training_.observation(); }
 
   /// The factor by which losses are multiplied now; 1 where nothing computes in fp16.

@@ -20,7 +20,7 @@ std::shared_ptr<CommsLog> configure_comms_log(int rank, const CommsLoggerOptions
 /// The same as it is; null: it was never configured.
 std::shared_ptr<CommsLog> comms_log_of(int rank);
 
-/// What one training tells of itself; ends with it. Where several trainings of a rank ask for a timeline, it is one.
+/// The listeners of one training; they end with it. Where several trainings of a rank ask for a timeline, it is one.
 class Observation {
  public:
   /// `rank` in the world; `device` of the model. Throws IoError: the timeline's folder or file cannot be made.

@@ -1,4 +1,4 @@
-// What a training is asked to tell of itself.
+// Options of what a training tells of itself.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What the ranks of this machine do now. Each tells it to who asks; nothing is measured before.
+// The ranks of this machine at one moment. Each tells of itself to who asks; nothing is measured before.
 #pragma once
 
 #include <ATen/core/Tensor.h>

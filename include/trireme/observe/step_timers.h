@@ -33,7 +33,7 @@ class StepTimers final : public NoticeListener {
   explicit StepTimers(Ended ended) : ended_(std::move(ended)) {}
 
   void hear(const Notice& notice) noexcept override;
-  /// Of the last window that ended; nothing before that.
+  /// The times of the last window that ended; nothing before that.
   std::optional<StepTimes> last() const;
 
  private:

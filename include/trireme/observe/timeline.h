@@ -1,4 +1,4 @@
-// What a rank did when, as a trace that https://ui.perfetto.dev and chrome://tracing open.
+// A trace of what a rank did when, which https://ui.perfetto.dev and chrome://tracing open.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ class Timeline final : public NoticeListener {
   ~Timeline() override;
 
   void hear(const Notice& notice) noexcept override;
-  /// Of steps that were recorded so far, without those that could not be written.
+  /// The number of steps that were recorded so far.
   int64_t recorded_steps() const;
   const std::filesystem::path& path() const;
 

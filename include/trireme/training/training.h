@@ -84,10 +84,10 @@ class Training {
   Condition& condition() { return condition_; }
   const Condition& condition() const { return condition_; }
 
-  /// What this rank tells of itself, as configured; null after destroy().
+  /// The listeners that the configuration asks for; null: none, or after destroy().
   const Observation* observation() const { return observation_.get(); }
 
-  /// What whoever asks this process is told of its steps (`trireme top`).
+  /// The counters of steps that this process tells whoever asks it (`trireme top`).
   StepCounts& counts() const { return *counts_; }
 
   /// Opens a forward of the module. Throws StateError: after destroy(); at ZeRO stage 3 with gather="copy", in another

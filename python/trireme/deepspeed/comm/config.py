@@ -20,7 +20,7 @@ class CommsLoggerConfig(DeepSpeedConfigModel):
 
 
 class DeepSpeedCommsConfig:
-    """What a configuration (dict) says about communication: comms_logger_enabled, and comms_logger where that is
+    """The keys of a configuration (dict) about communication: comms_logger_enabled, and comms_logger where that is
     true."""
 
     def __init__(self, ds_config):
