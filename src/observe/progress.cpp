@@ -71,9 +71,10 @@ std::string short_count(double value) {
 }
 
 std::string short_quantity(double value, std::string_view unit) {
-  std::string count = short_count(value);
+  const std::string count = short_count(value);
   const bool has_suffix = std::isfinite(value) && std::isalpha(static_cast<unsigned char>(count.back()));
-  return count.insert(has_suffix ? count.size() - 1 : count.size(), " ").append(unit);
+  const std::string_view digits = std::string_view(count).substr(0, count.size() - (has_suffix ? 1 : 0));
+  return formatted("{} {}{}", digits, has_suffix ? count.substr(count.size() - 1) : "", unit);
 }
 
 std::string short_duration(double seconds) {
@@ -138,7 +139,7 @@ void Progress::draw() {
   const auto columns = output_.columns();
   if (!columns) return;
   // Return to the first column, write, clear what is left of a longer line before it.
-  output_.write("\r" + describe(*columns) + "\x1b[K");
+  output_.write(formatted("\r{}\x1b[K", describe(*columns)));
   line_open_ = true;
   drawn_at_ = output_.now();
 }
