@@ -2,11 +2,12 @@
 PipelineModule, torch.distributed.pipelining and one rank; and what a layer of another stage costs.
 
   smp_bench.py [--systems one,smp,module,torch] [--micro-batches 8] [--rounds 3] [--steps 3] [--tied] [--smoke]
-  smp_bench.py --layer [--rounds 3] [--smoke]
+  smp_bench.py --layer [--static-mode] [--rounds 3] [--smoke]
 
 Two processes of one thread each; "one" is plain PyTorch on one. All train llama-130m, cut at the same layer, under 1F1B
 over micro-batches of one sample, and update with AdamW; none clips gradients. --layer: the host's time for one layer of
-transformers' Llama and one micro-batch on the stage that has none of its parameters, forward.
+transformers' Llama and one micro-batch on the stage that has none of its parameters, forward; with --static-mode under
+smp's `static_mode`.
 """
 import argparse
 import json
@@ -102,22 +103,23 @@ def make_torch(torch, shape, micro_batches):
 MAKERS = {"one": make_plain, "smp": make_smp, "module": make_module, "torch": make_torch}
 
 
-def make_layers(torch, smoke):
+def make_layers(torch, smoke, static):
     """A step over transformers' Llama with all layers on stage 1, and the seconds that stage 0 spends on each of
     them."""
     import transformers
     import trireme.smp as smp
-    layers = 2 if smoke else 12
+    layers = 3 if smoke else 13
     config = transformers.LlamaConfig(num_hidden_layers=layers, hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2,
                                       vocab_size=256, max_position_embeddings=64, tie_word_embeddings=False, use_cache=False)
-    smp.init({"pipeline_parallel_degree": 2, "microbatches": 4, "auto_partition": False, "default_partition": 0})
+    smp.init({"pipeline_parallel_degree": 2, "microbatches": 4, "auto_partition": False, "default_partition": 0, "static_mode": static})
     torch.manual_seed(0)
     module = transformers.LlamaForCausalLM(config)
     for part in (*module.model.layers, module.model.norm, module.lm_head):
         smp.set_partition(part, 1)
     begin, spent = [0.0], []
-    module.model.layers[0].register_forward_pre_hook(lambda *_: begin.__setitem__(0, time.perf_counter()))
-    module.model.layers[-1].register_forward_hook(lambda *_: spent.append((time.perf_counter() - begin[0]) / layers))
+    # The first one is sent something, which is not what a layer costs.
+    module.model.layers[1].register_forward_pre_hook(lambda *_: begin.__setitem__(0, time.perf_counter()))
+    module.model.layers[-1].register_forward_hook(lambda *_: spent.append((time.perf_counter() - begin[0]) / (layers - 1)))
     model = smp.DistributedModel(module)
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3))
 
@@ -140,7 +142,7 @@ def run_rank(case):
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     if case["system"] == "layer":
-        step, spent = make_layers(torch, case["smoke"])
+        step, spent = make_layers(torch, case["smoke"], case["static"])
         for number in range(3 + case["steps"]):
             if number == 3:  # sizes are known, and stages run ahead
                 spent.clear()
@@ -169,6 +171,7 @@ def main():
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--tied", action="store_true", help="the head is the embedding; one and smp alone")
     parser.add_argument("--layer", action="store_true", help="a layer of another stage")
+    parser.add_argument("--static-mode", action="store_true", help="--layer under smp's `static_mode`")
     parser.add_argument("--smoke", action="store_true", help="a tiny model, once")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -176,7 +179,7 @@ def main():
         return run_rank(json.loads(arguments.rank_of))
     if arguments.smoke:
         arguments.rounds = arguments.steps = 1
-    case = dict(micro_batches=arguments.micro_batches, steps=arguments.steps, smoke=arguments.smoke, tied=arguments.tied)
+    case = dict(micro_batches=arguments.micro_batches, steps=arguments.steps, smoke=arguments.smoke, tied=arguments.tied, static=arguments.static_mode)
     if arguments.layer:
         spent = [1e3 * one for _ in range(arguments.rounds) for one in run_ranks(__file__, {**case, "system": "layer"}, 2)["seconds"]]
         print(f"a layer of another stage, forward, one micro-batch: min {min(spent):.3f} ms  median {statistics.median(spent):.3f} ms")

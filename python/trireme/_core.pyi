@@ -492,6 +492,12 @@ class StepEngine(EngineBase):
     def enter(self, stage: int) -> None:
         """Until leave(), operators of activations without parameters run on `stage`."""
     def leave(self) -> None: ...
+    def begin_call(self, key: int, stage: int, inputs: Sequence[Tensor]) -> tuple[int, list[Tensor]] | bool | None:
+        """Inside of a step, a call of a module of another stage: number and results of an earlier call that stands for
+        it; True: it runs, until end_call() or drop_call(); None: it runs."""
+    def end_call(self, results: Sequence[Tensor]) -> int:
+        """The number of the call that ends, -1 where it stands for no other."""
+    def drop_call(self) -> None: ...
     def begin_region(self) -> StepRegion:
         """Inside of a step: operators from here to its end() may run again in the backward pass."""
     def move(self, tensor: Tensor, stage: int) -> Tensor: ...

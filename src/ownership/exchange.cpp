@@ -83,6 +83,7 @@ at::Tensor Exchange::use(OperatorCall& call, const OperatorFacts& facts, const a
   const bool needs = needs_gradient(tensor);
   const auto [entry, brings_data, from] = now.transfers.use(tensor, home, stage, stages_, needs);
   if (entry == nullptr) return {};
+  now.must_run();
   const bool is_home = home == stage_, is_user = stage == stage_;
   const bool has_whole = entry->whole.defined() && (entry->whole.requires_grad() || !needs);
   if (is_home && cut_ != nullptr && !has_whole && (brings_data || from == stage_))
@@ -152,6 +153,7 @@ void Exchange::tell(const OperatorFacts& facts, const Key* key, const ToldCall& 
 ToldCall Exchange::hear(const OperatorFacts& facts, const Key* key, int from) {
   if (now_->replay) return now_->replay->told(facts);
   ++told_;
+  now_->must_run();
   if (key != nullptr) return told_from(mailbox_.take_told(from, *key, name(MessageKind::kToldOnce, 0, facts)));
   cross_to_all(from);
   ToldCall told = told_from(mailbox_.take_bytes(from, name(MessageKind::kTold, ++now_->received[from], facts)));
@@ -169,6 +171,7 @@ void Exchange::tell_values(const OperatorFacts& facts, c10::ArrayRef<c10::IValue
 
 std::vector<c10::IValue> Exchange::hear_values(const OperatorFacts& facts, int from) {
   if (now_->replay) return now_->replay->numbers(facts);
+  now_->must_run();
   cross_to_all(from);
   const MessageName numbers = name(MessageKind::kScalar, ++now_->received[from], facts);
   Region::Numbers values = values_from(mailbox_.take_bytes(from, numbers));

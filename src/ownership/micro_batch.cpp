@@ -8,6 +8,8 @@
 namespace trireme::ownership {
 
 void MicroBatch::visit(const OperatorFacts& facts, int stage) {
+  for (OpenCall& call : calls)
+    if (call.visitor == nullptr) call.visitor = &facts;
   std::vector<int>& visits = shown.visits;
   if (!visits.empty() && visits.back() == stage) return;
   if (!visits.empty() && visits.back() > stage) come_back(facts, visits.back(), stage);
@@ -26,6 +28,12 @@ void MicroBatch::come_back(const OperatorFacts& facts, int from, int to) {
 
 void MicroBatch::touch(const OperatorFacts& facts, const HomedArgument& one, bool is_written) {
   if (one.home.born >> 32 == static_cast<uint64_t>(number + 1) || (one.home.is_parameter && !is_written)) return;
+  if (is_written || one.home.born != 0) must_run();
+  for (OpenCall& call : calls)
+    if (call.stands)
+      call.older.push_back({.tensor = decltype(OlderTensor::tensor)(one.tensor->getIntrusivePtr()),
+                            .requires_grad = one.tensor->requires_grad(),
+                            .touched_by = &facts});
   const c10::StorageImpl* const storage = storage_of(*one.tensor);
   const int turn = turns.number(one.home.stage);
   Lasting& lasting = this->lasting.try_emplace(storage, Lasting{turn}).first->second;
@@ -65,10 +73,14 @@ void MicroBatch::write_twice(const OperatorFacts& facts) {
 void MicroBatch::note(const OperatorFacts& facts, const Key& key, int stage) {
   const uint64_t of_call = mix64(key.first + static_cast<uint64_t>(stage + 1));
   if (replay) return replay->follow(facts, of_call);
+  note(facts.name, of_call);
+}
+
+void MicroBatch::note(const std::string& name, uint64_t of_call) {
   digest = mix64(digest ^ of_call);
-  trace.emplace_back(&facts.name, of_call);
+  trace.emplace_back(&name, of_call);
   for (const auto& region : regions)
-    if (region->is_open && is_compared(facts)) region->operators.emplace_back(&facts.name, of_call);
+    if (region->is_open && is_compared(name)) region->operators.emplace_back(&name, of_call);
 }
 
 }  // namespace trireme::ownership

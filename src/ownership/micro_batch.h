@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <variant>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "ownership/cut_tensors.h"
 #include "ownership/homes.h"
 #include "ownership/mailbox.h"
+#include "ownership/module_calls.h"
 #include "ownership/pieces.h"
 #include "ownership/region.h"
 #include "ownership/sizes.h"
@@ -73,6 +75,7 @@ struct MicroBatch {
   std::vector<Output> outputs = {};
   std::vector<std::shared_ptr<Region>> regions = {};  ///< whose first run has not ended
   std::optional<Replay> replay = {};                  ///< this is no micro-batch, but the second run of a region
+  std::vector<OpenCall> calls = {};                   ///< of modules, the innermost one last
 
   /// An operator runs on `stage`. Throws StateError: as come_back().
   void visit(const OperatorFacts& facts, int stage);
@@ -87,6 +90,12 @@ struct MicroBatch {
   void write_twice(const OperatorFacts& facts);
   /// Notes what other stages compare: an operator with its home, -1 where there is none.
   void note(const OperatorFacts& facts, const Key& key, int stage);
+  /// The same of an operator of a call that another one stands for.
+  void note(const std::string& name, uint64_t of_call);
+  /// Something happens that later calls of the modules around it cannot leave out.
+  void must_run() {
+    for (OpenCall& call : calls) call.stands = false;
+  }
   /// Something has come from another stage, which a second run of the region needs.
   template <class Kind>
   void keep(const Kind& received) {

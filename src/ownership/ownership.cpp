@@ -111,6 +111,7 @@ class Ownership::Impl {
 
   void backward(const at::Tensor& root, const at::Tensor& gradient, const Scale& scale) {
     MicroBatch& now = current("backward");
+    now.must_run();
     if (now.replay || !now.regions.empty()) refuse_root_in_region(now);
     if (!root.requires_grad())
       throw StateError(
@@ -196,10 +197,14 @@ class Ownership::Impl {
   }
 
   void end_autocast() const {
-    if (ownership::MicroBatch* const now = pass_.running().micro_batch) now->casts.clear();
+    ownership::MicroBatch* const now = pass_.running().micro_batch;
+    if (now == nullptr) return;
+    now->must_run();
+    now->casts.clear();
   }
   void changes_state(const std::string& what) const {
     MicroBatch& now = current("changes_state");
+    now.must_run();
     if (now.order == ForwardOrder::kTurns)
       throw StateError(str("smp: the forward pass of micro-batch ", now.number_in_step, " changes ", what,
                            ", which none has done so far, so that micro-batches take turns, and others would use it; ",
@@ -306,6 +311,12 @@ void Ownership::enter(int stage) {
   impl_->pass().enter(stage);
 }
 void Ownership::leave() { impl_->pass().leave(); }
+Ownership::ModuleCall Ownership::begin_call(uint64_t key, int stage, const std::vector<at::Tensor>& inputs) {
+  ownership::ModuleCalls::Begun begun = impl_->pass().begin_call(key, stage, inputs);
+  return {.is_open = begun.is_open, .seen = begun.seen, .results = std::move(begun.results)};
+}
+int64_t Ownership::end_call(const std::vector<at::Tensor>& results) { return impl_->pass().end_call(results); }
+void Ownership::drop_call() { impl_->pass().drop_call(); }
 at::Tensor Ownership::move(const at::Tensor& tensor, int stage) { return impl_->move(tensor, stage); }
 at::Tensor Ownership::numbers_of(const at::Tensor& tensor) {
   return home_of(tensor) ? ownership::numbers_of(tensor) : tensor;

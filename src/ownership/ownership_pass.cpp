@@ -194,7 +194,7 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
   ++now.position;
   const HomedArguments homed = homes_.arguments_of(call);
   // A call of a second run, which a stage does alone, must not become one that it has told of.
-  if (now.replay && !is_compared(facts)) {
+  if (now.replay && !is_compared(facts.name)) {
     const bool is_remote = !homed.empty() && homed.front().home.stage != stage_;
     return is_remote ? call.op.redispatchBoxed(call.keys, &call.stack) : next(call);
   }
@@ -248,17 +248,19 @@ bool OwnershipPass::tells_each(const OperatorFacts& facts, const OperatorCall& c
 void OwnershipPass::run_replicated(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed,
                                    const Next& next) {
   ++counters_.replicated;
+  if (facts.written != 0) current_->must_run();
   bool is_complete = true;
   current_->note(facts, key_of(facts.hash, call.arguments(), is_complete, cut()), -1);
   // A view by the sizes of a tensor that has a home.
   if (!homed.empty()) return call.op.redispatchBoxed(call.keys, &call.stack);
-  if (!current_->is_in_region()) return next(call);
+  if (!current_->is_in_region() && current_->calls.empty()) return next(call);
   std::vector<const c10::StorageImpl*> given;
   for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) { given.push_back(storage_of(tensor)); });
   next(call);
   for_each_tensor(call.results(), [&](const at::Tensor& tensor) {
     const c10::StorageImpl* const storage = storage_of(tensor);
     if (storage == nullptr || std::ranges::count(given, storage) != 0) return;
+    note_made(*current_, {c10::IValue(tensor)});
     for (const auto& region : current_->regions)
       if (region->is_open) region->made.push_back(tensor.storage().getWeakStorageImpl());
   });
@@ -269,6 +271,7 @@ void OwnershipPass::run_replicated(OperatorCall& call, const OperatorFacts& fact
 void OwnershipPass::run_own(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed,
                             const Home& home, const Next& next) {
   ++counters_.own;
+  current_->must_run();
   bool is_complete = true;
   const Key key = key_on(stage_, facts, call, homed, is_complete, cut());
   const CutTensors::Makers makers = cut_ ? cut_->makers_of(call.arguments()) : CutTensors::Makers();
@@ -518,6 +521,7 @@ Home OwnershipPass::born(const Home& home) const {
 void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed,
                                const Home& home, const Next& next) {
   ++counters_.remote;
+  if (!current_->calls.empty()) look_at(*current_, facts, homed, home);
   bool is_complete = true;
   const Key key = key_on(home.stage, facts, call, homed, is_complete, cut());
   const CutTensors::Makers makers = cut_ ? cut_->makers_of(call.arguments()) : CutTensors::Makers();
@@ -563,6 +567,7 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
   note_writes(facts, *told, arguments, tensors);
   take_written(facts, call.op, arguments, home);
   make_results(call, *told, tensors, born(home));
+  if (!current_->calls.empty()) note_made(*current_, call.results());
   if (cut_) cut_->note_results(tensors_of(call.results()), key, *told, makers);
 }
 

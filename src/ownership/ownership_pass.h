@@ -26,7 +26,7 @@ namespace trireme::ownership {
 class OwnershipPass final : public Pass {
  public:
   OwnershipPass(int stage, int stages, c10::Device device, Mailbox& mailbox)
-      : stage_(stage), stages_(stages), device_(device), exchange_(stage, stages, mailbox) {}
+      : stage_(stage), stages_(stages), device_(device), exchange_(stage, stages, mailbox), calls_(device) {}
 
   PassOrder order() const override { return PassOrder::kOwnership; }
   void run(OperatorCall& call, Next next) override;
@@ -60,11 +60,18 @@ class OwnershipPass final : public Pass {
     return running;
   }
   Running running() const { return {current_, entered_, forced_}; }
+  /// As ModuleCalls', in the forward pass that runs; nothing is open, and nothing stands, where ranks share layers.
+  ModuleCalls::Begun begin_call(uint64_t key, int stage, const std::vector<at::Tensor>& inputs) {
+    return cut_ || current_ == nullptr ? ModuleCalls::Begun() : calls_.begin(*current_, homes_, key, stage, inputs);
+  }
+  int64_t end_call(const std::vector<at::Tensor>& results) { return calls_.end(*current_, homes_, results); }
+  void drop_call() { calls_.drop(*current_); }
   /// `tensor` on `stage`; see Ownership::move().
   at::Tensor move(const at::Tensor& tensor, int stage);
   OwnershipCounters counters() const {
     OwnershipCounters counters = counters_;
     counters.told = exchange_.heard();
+    counters.spared = calls_.spared();
     return counters;
   }
 
@@ -113,6 +120,7 @@ class OwnershipPass final : public Pass {
   Exchange exchange_;
   std::optional<CutTensors> cut_;
   Homes homes_;
+  ModuleCalls calls_;
   ToldCalls told_;
   ska::flat_hash_map<c10::OperatorHandle, std::unique_ptr<const OperatorFacts>> facts_;
   OperatorRows rows_;

@@ -62,6 +62,6 @@ class Replay {
 
 /// Whether a region's runs have to agree in this operator: hooks that keep what autograd saves detach it in a second
 /// run alone.
-bool is_compared(const OperatorFacts& facts);
+bool is_compared(const std::string& name);
 
 }  // namespace trireme::ownership

@@ -38,6 +38,8 @@ class Transfers {
   /// A view of what is away, where it takes part in the sums of gradients: its next use is from the same stage.
   /// `used_as`: the view of what the stage used, on that stage.
   void follow(const at::Tensor& view, const Entry& of, const at::Tensor& used_as);
+  /// Whether a stage other than its own has used it.
+  bool has(const at::Tensor& tensor) const { return entries_.contains(tensor.unsafeGetTensorImpl()); }
   bool has_any() const { return !entries_.empty(); }
   void clear() { entries_.clear(); }
 

@@ -121,10 +121,19 @@ class StepRegion {
   std::vector<std::unique_ptr<Ownership::Replay>> replays_;
 };
 
+/// None: the module runs, and no call of end_call() follows; True: one does; else (number, results) of an earlier call.
+py::object begin_call(OwnedEngine& self, int64_t key, int stage, const std::vector<at::Tensor>& inputs) {
+  Ownership::ModuleCall call = self.begin_call(static_cast<uint64_t>(key), stage, inputs);
+  if (call.is_open) return py::bool_(true);
+  if (call.seen < 0) return py::none();
+  return py::make_tuple(call.seen, std::move(call.results));
+}
+
 std::map<std::string, int64_t> counters(const OwnedEngine& self) {
   const OwnershipCounters counters = self.counters();
   return {{"own", counters.own},           {"remote", counters.remote}, {"replicated", counters.replicated},
-          {"messages", counters.messages}, {"bytes", counters.bytes},   {"told", counters.told}};
+          {"messages", counters.messages}, {"bytes", counters.bytes},   {"told", counters.told},
+          {"spared", counters.spared}};
 }
 
 }  // namespace
@@ -161,6 +170,11 @@ void bind_step_engine(py::module_& module) {
       .def(
           "enter", [](OwnedEngine& self, int stage) { self.enter(stage); }, py::arg("stage"))
       .def("leave", [](OwnedEngine& self) { self.leave(); })
+      .def("begin_call", &begin_call, py::arg("key"), py::arg("stage"), py::arg("inputs"))
+      .def(
+          "end_call", [](OwnedEngine& self, const std::vector<at::Tensor>& results) { return self.end_call(results); },
+          py::arg("results"))
+      .def("drop_call", [](OwnedEngine& self) { self.drop_call(); })
       .def("begin_region", [](const std::shared_ptr<OwnedEngine>& self) { return std::make_unique<StepRegion>(self); })
       .def("update", &update, py::arg("changes"))
       .def("set_optimizer", &set_optimizer, py::arg("config"), py::arg("groups"), py::arg("make_client"))

@@ -17,10 +17,12 @@ class RandomPrograms(Case):
     begin(pipeline={pipeline!r}, auto_partition={pipeline == "simple"}, default_partition=0)
     result = [[seed, program(seed)] for seed in range({seeds.start}, {seeds.stop})]
 """
-            alone, found = self.ran(1, text), self.ran(stages, text, timeout_s=1200)
-            for (seed, expected), (_, own) in zip(alone, found):
-                with self.subTest(seed, stages=stages, pipeline=pipeline):
-                    self.assertEqual(own, expected)
+            alone = self.ran(1, text)
+            for static in (False, True):
+                found = self.ran(stages, text.replace("begin(", f"begin(static_mode={static}, "), timeout_s=1200)
+                for (seed, expected), (_, own) in zip(alone, found):
+                    with self.subTest(seed, stages=stages, pipeline=pipeline, static=static):
+                        self.assertEqual(own, expected)
 
 
 if __name__ == "__main__":

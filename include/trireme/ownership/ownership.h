@@ -82,6 +82,7 @@ struct OwnershipCounters {
   int64_t messages = 0;    ///< sent
   int64_t bytes = 0;       ///< sent, without headers
   int64_t told = 0;        ///< waits for sizes
+  int64_t spared = 0;      ///< calls of modules for which an earlier one stood
 };
 
 /// One per rank, whose operators it sees from then on. Call all methods from the thread that made it.
@@ -162,6 +163,21 @@ class Ownership {
   /// of that stage does before its first parameter, so that one tensor crosses in place of several.
   void enter(int stage);
   void leave();
+  /// What begin_call() found.
+  struct ModuleCall {
+    bool is_open = false;  ///< the module runs, and then end_call() or drop_call() ends the call
+    int64_t seen = -1;     ///< the number of an earlier call that stands for this one, so that nothing runs; -1: none
+    std::vector<at::Tensor> results = {};  ///< of that call, in the order that end_call() got: made anew
+  };
+  /// A call of a module that lies wholly on `stage`, another one than this. `key`: of the module, and of all that it is
+  /// called with beside the tensors `inputs`. The program promises that calls alike run the same operators: what the
+  /// stage runs is compared with what the earlier call ran, at the end of the micro-batch. Calls nest.
+  ModuleCall begin_call(uint64_t key, int stage, const std::vector<at::Tensor>& inputs);
+  /// The number of the call that ends, if it may stand for others; -1: it may not. On other stages nothing ran, came or
+  /// was written but its own tensors in one that may.
+  int64_t end_call(const std::vector<at::Tensor>& results);
+  /// It ends, and stands for none.
+  void drop_call();
   /// `tensor`, with its numbers on `stage`; itself where it has no home or is there.
   at::Tensor move(const at::Tensor& tensor, int stage);
   /// A copy of `tensor` on the host, with its numbers on every stage; itself where it has no home.

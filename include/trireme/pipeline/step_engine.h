@@ -93,6 +93,11 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
   /// As Ownership's.
   void enter(int stage) { ownership->enter(stage); }
   void leave() { ownership->leave(); }
+  Ownership::ModuleCall begin_call(uint64_t key, int stage, const std::vector<at::Tensor>& inputs) {
+    return ownership->begin_call(key, stage, inputs);
+  }
+  int64_t end_call(const std::vector<at::Tensor>& results) { return ownership->end_call(results); }
+  void drop_call() { ownership->drop_call(); }
   std::shared_ptr<Ownership::Region> begin_region() { return ownership->begin_region(); }
   std::unique_ptr<Ownership::Replay> replay(const std::shared_ptr<Ownership::Region>& region) {
     return std::make_unique<Ownership::Replay>(*ownership, region);

@@ -76,10 +76,10 @@ KEYS = {
     "ddp": Key(_FLAG, False),
     "ddp_port": Key(_PORT, None),
     "ddp_dist_backend": Key(_one_of("auto", "nccl", "gloo"), "auto"),
+    "static_mode": Key(_FLAG, False),
     # Accepted: what they ask for is so anyway.
     "deterministic_server": Key(_FLAG, False),
     "fast_mode": Key(_FLAG, False),
-    "static_mode": Key(_FLAG, False),
     "overlapping_allreduce": Key(_FLAG, True),
     "_match_weights": Key(_FLAG, False),
     "horovod": Key(_FLAG, False, _TENSORFLOW),

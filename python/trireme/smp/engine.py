@@ -14,6 +14,7 @@ from ..watch import ended
 from . import casts, program, ranks, settings, weights
 from .config import state
 from .nn import cuts
+from .static_calls import StaticCalls
 from .trace import homed_tensors
 
 # smp's names of the core's orders of passes, by those of trireme.pipe.make_schedule().
@@ -56,6 +57,7 @@ class StepEngine(Engine):
                          unmanaged=[parameter for name, parameter in module.named_parameters() if self.homes[name] != ranks.pp_rank()])
         if state.cfg.half is not None:
             casts.cast_unhomed(module, self.homes)
+        self._static_calls = StaticCalls(module, self) if state.cfg.static_mode and not self.over_one_stage else None
         self.divisor = 1 if sums else micro_batches
         if sums or calls_per_step > 1:
             self.core.divide_gradients_by(self.divisor)
@@ -104,6 +106,8 @@ class StepEngine(Engine):
         with contextlib.ExitStack() as telling:
             for engine in engines:
                 telling.enter_context(ended.telling(engine))
+            if self._static_calls is not None:
+                telling.enter_context(self._static_calls)
             outputs = self.core.step(micro_batches, functools.partial(self._whole_of, function) if ranks.tp_size() > 1 else function, name)
         reached = [self._has_backward]
         if others:

@@ -5,13 +5,19 @@ import contextlib
 from . import program
 
 
-def outermost(module, homes):
-    """{name: stage} of the outermost modules in `module` that lie wholly on one stage and have tensors with homes."""
+def stages_of_modules(homes):
+    """{name: stages} of the modules that have tensors with homes."""
     of_module = {}
     for tensor, stage in homes.items():
         parts = tensor.split(".")[:-1]
         for length in range(len(parts) + 1):
             of_module.setdefault(".".join(parts[:length]), set()).add(stage)
+    return of_module
+
+
+def outermost(module, homes):
+    """{name: stage} of the outermost modules in `module` that lie wholly on one stage and have tensors with homes."""
+    of_module = stages_of_modules(homes)
     names = dict(module.named_modules(remove_duplicate=False))
     return {name: min(stages) for name, stages in of_module.items()
             if name in names and len(stages) == 1 and (not name or len(of_module[name.rpartition(".")[0]]) > 1)}
