@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "cli/explain.h"
-#include "cli/interrupt.h"
 #include "cli/resume_check.h"
 #include "cli/run_flags.h"
 #include "cli/run_record.h"
@@ -17,6 +16,7 @@
 #include "cli/trained_model.h"
 #include "trireme/base/error.h"
 #include "trireme/base/format.h"
+#include "trireme/base/stop_signals.h"
 #include "trireme/data/loader.h"
 #include "trireme/models/language_model.h"
 #include "trireme/optim/lr_schedule.h"
@@ -142,7 +142,7 @@ int run_training(const TrainSetup& setup, World& world) {
     record.note(str("nothing is left to train: ", engine.global_steps(), " steps are done, --steps is ", options.steps,
                     "; give a larger --steps to go on"));
   }
-  const InterruptFlag interrupt;
+  const StopSignals signals;
   std::string result;
   try {
     bool stop = false;
@@ -151,7 +151,7 @@ int run_training(const TrainSetup& setup, World& world) {
     if (tells_exchanges) engine.passes().count_exchanges();
     while (engine.global_steps() < options.steps && !stop) {
       const double lr = engine.get_lr();
-      const auto agreed = agree_on_step(group, trained->step(loader), interrupt.signal());
+      const auto agreed = agree_on_step(group, trained->step(loader), signals.signal());
       stop = agreed.stop;
       record.step(agreed.loss, lr);
       if (std::exchange(tells_exchanges, false)) note_exchanges(engine, record);
@@ -172,7 +172,7 @@ int run_training(const TrainSetup& setup, World& world) {
       record.note(str("interrupted after step ", saved_step,
                       is_launched ? "; continue, under the same launcher, with\n" : "; continue with\n",
                       resume_command(setup.out)));
-      return 128 + signal_of_any_rank(group, interrupt.signal());
+      return 128 + signal_of_any_rank(group, signals.signal());
     }
     result = conclude(setup, group, *trained, record);
   } catch (const IoError& error) {
