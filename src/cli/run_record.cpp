@@ -84,11 +84,13 @@ std::optional<double> published_peak(const EngineBase& engine) {
 
 }  // namespace
 
-AgreedStep agree_on_step(Group& group, double loss, int signal) {
-  const auto sums = at::tensor({loss, signal == 0 ? 0.0 : 1.0}, at::kDouble);
+AgreedStep agree_on_step(Group& group, double loss, const StopSignals& signals) {
+  const auto as_number = [](bool asked) { return asked ? 1.0 : 0.0; };
+  const auto sums =
+      at::tensor({loss, as_number(signals.signal() != 0), as_number(signals.take_save_request())}, at::kDouble);
   group.all_reduce(sums).wait();
   const double* values = sums.const_data_ptr<double>();
-  return {values[0] / group.size(), values[1] > 0};
+  return {values[0] / group.size(), values[1] > 0, values[2] > 0};
 }
 
 RunRecord::RunRecord(const TrainSetup& setup, EngineBase& engine, Group& world)

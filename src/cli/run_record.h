@@ -10,6 +10,7 @@
 
 #include "cli/train_setup.h"
 #include "trireme/base/log.h"
+#include "trireme/base/stop_signals.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/engine/engine.h"
 #include "trireme/observe/compute_rate.h"
@@ -22,10 +23,11 @@ namespace trireme::cli {
 struct AgreedStep {
   double loss = 0;    ///< mean over the global batch
   bool stop = false;  ///< some rank was interrupted
+  bool save = false;  ///< some rank was asked to save
 };
 
-/// Mean of the ranks' losses, and whether any of them was interrupted. Collective.
-AgreedStep agree_on_step(Group& group, double loss, int signal);
+/// Mean of the ranks' losses, and what any of them was asked for by a signal; a request to save is taken. Collective.
+AgreedStep agree_on_step(Group& group, double loss, const StopSignals& signals);
 
 class RunRecord {
  public:

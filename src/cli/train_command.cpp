@@ -27,6 +27,7 @@
 #include "trireme/base/environment.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/stop_signals.h"
 #include "trireme/base/utf8.h"
 #include "trireme/comm/world.h"
 
@@ -46,7 +47,7 @@ constexpr const char* kTrainFooter =
     "--resume takes the flags that the run in --out was started with; those beside it take their place.\n"
     "Ctrl-C saves after the current step, prints the command that goes on, and ends with code 130; a second one ends "
     "at\n"
-    "once.\n"
+    "once. SIGUSR1 saves after the current step, and training goes on.\n"
     "FLOP/s count 6 per weight of a matrix product and 12 * layers * hidden * seq per token (PaLM, appendix B):\n"
     "without recomputation, and not halved for causality.\n"
     "The last line on stdout is `validation loss X`; everything else that tells of progress goes to stderr.";
@@ -284,3 +285,5 @@ Action add_train(CLI::App& app) {
 }
 
 }  // namespace trireme::cli
+    const SaveSignal early;  // until training, and the launcher, catch the signal themselves
+    options->resume = options->resume || options->resume_if_there;

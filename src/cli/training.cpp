@@ -151,14 +151,14 @@ int run_training(const TrainSetup& setup, World& world) {
     if (tells_exchanges) engine.passes().count_exchanges();
     while (engine.global_steps() < options.steps && !stop) {
       const double lr = engine.get_lr();
-      const auto agreed = agree_on_step(group, trained->step(loader), signals.signal());
+      const auto agreed = agree_on_step(group, trained->step(loader), signals);
       stop = agreed.stop;
       record.step(agreed.loss, lr);
       if (std::exchange(tells_exchanges, false)) note_exchanges(engine, record);
 
       const bool is_last = stop || engine.global_steps() == options.steps;
       if (is_due(options.eval_every, engine.global_steps()) && !is_last) record.validation(trained->validate());
-      if (is_due(options.save_every, engine.global_steps()) || is_last) {
+      if (is_due(options.save_every, engine.global_steps()) || agreed.save || is_last) {
         record_background_save(engine, record, saved_step);
         save(setup, engine, loader, record);
         saved_step = engine.global_steps();

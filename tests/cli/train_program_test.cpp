@@ -21,6 +21,16 @@ namespace {
 
 using trireme::testing::becomes_true;
 
+// Ranks are the supervisor's children, the last ones of them.
+std::vector<pid_t> children_of(pid_t parent) {
+  std::istringstream text(
+      contents_of("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) + "/children"));
+  std::vector<pid_t> children;
+  for (pid_t child = 0; text >> child;) children.push_back(child);
+  if (children.empty()) throw std::runtime_error("no children");
+  return children;
+}
+
 TEST_F(TrainProgram, TrainsOnTwoRanksAndEndsWithTheValidationLoss) {
   const auto done = run_program(train("run", {"--steps", "20"}));
   EXPECT_EQ(done.exit_code, 0) << done.err;
@@ -99,13 +109,7 @@ TEST_F(TrainProgram, SavesAndEndsCleanlyOnCtrlC) {
 TEST_F(TrainProgram, NamesTheRankThatWasKilled) {
   Program program(train("killed", {"--steps", "100000"}));
   ASSERT_TRUE(becomes_true([&] { return losses_of("killed").size() >= 3; })) << program.err();
-  // Ranks are the supervisor's children; the guard has another command line.
-  std::istringstream children(
-      contents_of("/proc/" + std::to_string(program.pid()) + "/task/" + std::to_string(program.pid()) + "/children"));
-  pid_t last = 0;
-  for (pid_t child = 0; children >> child;) last = child;
-  ASSERT_GT(last, 0);
-  kill(last, SIGKILL);
+  kill(children_of(program.pid()).back(), SIGKILL);
   const auto done = program.wait();
   EXPECT_EQ(done.exit_code, 137);
   EXPECT_NE(done.err.find("trireme train: rank 1 was killed by SIGKILL"), std::string::npos) << done.err;
@@ -149,6 +153,33 @@ TEST_F(TrainProgram, TakesAFolderForEachOfSeveralRunsThatStartAtOnce) {
     EXPECT_EQ(done.exit_code, 0) << done.err;
   }
   for (const char* name : {"tiny", "tiny-2", "tiny-3", "tiny-4"})
+// As Slurm's --signal=USR1@60 sends it: to the launcher, to a rank alone, or to one process without ranks.
+TEST_F(TrainProgram, SavesAndGoesOnAtSigusr1) {
+  for (const std::string ranks : {"2", "1"}) {
+    const std::string out = "saved" + ranks;
+    Program program(with(train(out, {"--steps", "100000"}), "--ranks", ranks));
+    const auto saves = [&] {
+      const std::string said = program.err();
+      size_t count = 0;
+      for (size_t at = 0; (at = said.find(": saved ", at)) != std::string::npos; ++at) ++count;
+      return count;
+    };
+    ASSERT_TRUE(becomes_true([&] { return losses_of(out).size() >= 3; })) << program.err();
+    program.signal(SIGUSR1);
+    ASSERT_TRUE(becomes_true([&] { return saves() == 1; })) << program.err();
+    const auto steps = losses_of(out).size();
+    ASSERT_TRUE(becomes_true([&] { return losses_of(out).size() > steps; })) << program.err();
+    if (ranks == "2") {
+      kill(children_of(program.pid()).back(), SIGUSR1);
+      ASSERT_TRUE(becomes_true([&] { return saves() == 2; })) << program.err();
+    }
+    program.signal(SIGINT);
+    const auto done = program.wait();
+    EXPECT_EQ(done.exit_code, 130) << done.err;
+    EXPECT_EQ(done.err.find("not passed"), std::string::npos) << done.err;
+  }
+}
+
     EXPECT_EQ(losses_of("runs/" + std::string(name)).size(), 2u) << name;
 }
 

@@ -13,6 +13,7 @@
 #include "cli/shell/exit_code.h"
 #include "cli/shell/print.h"
 #include "trireme/base/error.h"
+#include "trireme/base/words.h"
 
 namespace trireme::cli {
 
@@ -199,7 +200,20 @@ void Supervisor::on_end(RunningRank& rank) {
   if (phase_ == Phase::kSettling && signals_seen_ == 0 && !rank.end.peer_failure) terminate();
 }
 
+// A rank that does not handle the signal would be ended by it, and nobody asked for that.
+void Supervisor::pass_save_request_on() {
+  std::vector<std::string> left_out;
+  for (const auto& rank : ranks_)
+    if (!rank->has_ended && !rank->process.signal_if_handled(SIGUSR1))
+      left_out.push_back(std::to_string(rank->end.rank));
+  if (left_out.empty()) return;
+  const bool is_one = left_out.size() == 1;
+  relay(options_.err, str(options_.name, ": SIGUSR1 is not passed to ", is_one ? "rank " : "ranks ", joined(left_out),
+                          is_one ? ", which does" : ", which do", " not handle it and would be ended by it\n"));
+}
+
 void Supervisor::on_signal(int number) {
+  if (number == SIGUSR1) return pass_save_request_on();
   if (phase_ == Phase::kTerminating || phase_ == Phase::kKilling || signals_seen_ >= 2) {
     signal_all(SIGKILL);
     return enter(Phase::kKilling, options_.grace);
