@@ -158,8 +158,9 @@ void restore_flags(CLI::App& train, const Restoring& from) {
   }
 }
 
-std::string resume_command(const Path& run) {
-  return str(quoted(program_name()), " train --resume --out ", quoted(run.string()));
+std::string resume_command(const Path& run, bool has_checkpoint) {
+  return str(quoted(program_name()), " train ", has_checkpoint ? "--resume" : "--resume-if-there", " --out ",
+             quoted(run.string()));
 }
 
 }  // namespace trireme::cli

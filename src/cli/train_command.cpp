@@ -44,7 +44,8 @@ constexpr const char* kTrainFooter =
     "sequence_parallel_size, tensor_parallel.autotp_size. trireme plan shows what they do to a model.\n"
     "Without --config: AdamW, linear warm-up and cosine decay, ZeRO stage 3. In a configuration, \"auto\" for lr,\n"
     "total_num_steps, warmup_num_steps and the batch size takes the value of the flag.\n"
-    "--resume takes the flags that the run in --out was started with; those beside it take their place.\n"
+    "--resume takes the flags that the run in --out was started with; those beside it take their place. Without a\n"
+    "checkpoint there it refuses; --resume-if-there, for a script that is started again, begins the run then.\n"
     "Ctrl-C saves after the current step, prints the command that goes on, and ends with code 130; a second one ends "
     "at\n"
     "once. SIGUSR1 saves after the current step, and training goes on.\n"
@@ -56,10 +57,12 @@ void declare_output(CLI::App& app, TrainOptions& options) {
   app.add_option("--out", options.out, "folder of the run (default: runs/MODEL, or the next free runs/MODEL-2, ...)")
       ->type_name("DIR")
       ->group("Output");
-  auto* resume =
-      app.add_flag("--resume", options.resume,
-                   "continue the run in --out with the flags that it has; starts anew where there is nothing yet");
+  auto* resume = app.add_flag("--resume", options.resume,
+                              "continue the run in --out with the flags that it has, from its last checkpoint");
   resume->group("Output");
+  app.add_flag("--resume-if-there", options.resume_if_there,
+               "the same where --out has a checkpoint; else begin the run, for scripts that are started again")
+      ->group("Output");
   app.add_option("--tag", options.tag,
                  "with --resume: this checkpoint of the run, such as global_step100, not the latest")
       ->type_name("TAG")
@@ -267,6 +270,11 @@ void complete_flags(CLI::App& app, const TrainOptions& options) {
     if (options.data.empty())
       throw ConfigError(str("--data is required: ", run.string(),
                             " has no run.json that says what its run was started with; ",
+    // A run that still goes on is refused by RunLock, with better words.
+    if (!has_checkpoint && options.tag.empty() && !options.resume_if_there && !is_locked(run))
+      throw ConfigError(str("--resume: ", run.string(),
+                            " has no checkpoint to continue from; correct --out, or give --resume-if-there to begin "
+                            "a run where there is none yet"));
                             "give the run's flags, or the folder of a run as --out"));
   }
   if (options.data.empty()) throw ConfigError("--data is required (see trireme train --help)");

@@ -84,7 +84,7 @@ std::string what_is_left(const TrainSetup& setup) {
     tags = complete_tags(setup.checkpoints());
   } catch (const Error&) {  // the folder may be what is broken
   }
-  const std::string command = resume_command(setup.out);
+  const std::string command = resume_command(setup.out, !tags.empty());
   return tags.empty() ? str("there is no checkpoint yet: when this is mended, start anew with ", command)
                       : str("checkpoint ", tags.back(), " is intact: when this is mended, continue with ", command);
 }
@@ -169,9 +169,9 @@ int run_training(const TrainSetup& setup, World& world) {
       record.finish("interrupted");
       // The last line is the one that is read.
       const bool is_launched = !options.ranks && world.size > 1;
-      record.note(str("interrupted after step ", saved_step,
-                      is_launched ? "; continue, under the same launcher, with\n" : "; continue with\n",
-                      resume_command(setup.out)));
+      record.say(str("interrupted after step ", saved_step,
+                     is_launched ? "; continue, under the same launcher, with\n" : "; continue with\n",
+                     resume_command(setup.out)));
       return 128 + signal_of_any_rank(group, signals.signal());
     }
     result = conclude(setup, group, *trained, record);

@@ -73,10 +73,36 @@ TEST_F(TrainProgram, SavesTheSameFilesInTheBackgroundAndRecordsThemUnderTheirSte
         << file;
 }
 
-TEST_F(TrainProgram, ResumesFromNothingByStartingAnew) {
-  const auto done = run_program(train("new", {"--steps", "2", "--resume"}));
-  EXPECT_EQ(done.exit_code, 0) << done.err;
-  EXPECT_EQ(losses_of("new").size(), 2u);
+TEST_F(TrainProgram, ResumesFromNothingOnlyWhereItIsToldTo) {
+  for (const std::string ranks : {"1", "2"}) {
+    const auto refused = run_program(with(train("new" + ranks, {"--steps", "2", "--resume"}), "--ranks", ranks));
+    EXPECT_EQ(refused.exit_code, 2);
+    EXPECT_EQ(refused.err, "trireme train: --resume: " + (folder_ / ("new" + ranks)) +
+                               " has no checkpoint to continue from; correct --out, or give --resume-if-there to "
+                               "begin a run where there is none yet\n");
+    EXPECT_FALSE(std::filesystem::exists(folder_ / ("new" + ranks)));
+    // What a script says that Slurm starts again.
+    for (const size_t steps : {2, 4}) {
+      const auto done = run_program(
+          with(train("new" + ranks, {"--steps", std::to_string(steps), "--resume-if-there"}), "--ranks", ranks));
+      EXPECT_EQ(done.exit_code, 0) << done.err;
+      EXPECT_EQ(done.err.find("continues after step 2") != std::string::npos, steps == 4) << done.err;
+      EXPECT_EQ(losses_of("new" + ranks).size(), steps);
+    }
+  }
+}
+
+// A run that ended before its first checkpoint has its flags on record, with which it begins again.
+TEST_F(TrainProgram, BeginsAgainWithTheFlagsOfARunWithoutACheckpoint) {
+  Program program(train("early", {"--steps", "100000"}));
+  ASSERT_TRUE(becomes_true([&] { return losses_of("early").size() >= 1; })) << program.err();
+  program.signal(SIGKILL);
+  program.wait();
+  EXPECT_EQ(run_program({"train", "--resume", "--out", folder_ / "early"}).exit_code, 2);
+  ASSERT_TRUE(becomes_true([&] {
+    return run_program({"train", "--resume-if-there", "--steps", "2", "--out", folder_ / "early"}).exit_code == 0;
+  }));
+  EXPECT_EQ(losses_of("early").size(), 2u);
 }
 
 TEST_F(TrainProgram, SaysDtypesOnceInTheTableOfPrecisionWhereDetailsAreAskedFor) {
