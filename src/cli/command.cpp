@@ -241,6 +241,7 @@ const std::vector<Command>& commands() {
       {"config", "Checks a configuration file, or converts it.", add_config},
       {"top", "Shows what the ranks of a running job do.", add_top},
       {"timeline", "Joins the timelines of a run's ranks, for Perfetto.", add_timeline},
+      {"env", "Says what this machine and installation have.", add_env},
       {"docs", "Prints the manual.", add_docs},
   };
   return all;

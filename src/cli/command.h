@@ -39,6 +39,7 @@ Action add_plan(CLI::App& app);
 Action add_config(CLI::App& app);
 Action add_timeline(CLI::App& app);
 Action add_top(CLI::App& app);
+Action add_env(CLI::App& app);
 Action add_docs(CLI::App& app);
 
 /// All commands, in the order in which --help lists them.

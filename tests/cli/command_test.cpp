@@ -41,7 +41,7 @@ TEST(Command, SuggestsTheNameThatWasMeant) {
   expect_wrong_use({"frobnicate"},
                    "trireme: there is no command 'frobnicate'; there is: train, generate, launch, "
                    "deepspeed, inspect, consolidate, convert, estimate, plan, config, "
-                   "top, timeline, docs (see "
+                   "top, timeline, env, docs, completion (see "
                    "trireme --help)");
   expect_wrong_use({"--versoin"},
                    "trireme: there is no flag --versoin. Did you mean `--version`? (see trireme --help)");
