@@ -243,6 +243,7 @@ const std::vector<Command>& commands() {
       {"timeline", "Joins the timelines of a run's ranks, for Perfetto.", add_timeline},
       {"env", "Says what this machine and installation have.", add_env},
       {"docs", "Prints the manual.", add_docs},
+      {"completion", "Prints what completes these words in bash or zsh.", add_completion},
   };
   return all;
 }

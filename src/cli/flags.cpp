@@ -14,6 +14,8 @@ template <class Number>
 bool parse(const std::string& text, Number& value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   return error == std::errc() && end == text.data() + text.size() && !text.empty();
+constexpr std::string_view kChoices = "one of: ";  // opens the name of a validator
+
 }
 
 }  // namespace
@@ -68,3 +70,16 @@ CLI::Validator one_of(const std::vector<std::string>& names) {
 }
 
 }  // namespace trireme::cli
+  return validator.name(std::string(kChoices) + joined(names, " "));
+}
+
+std::string choices_of(CLI::Option& option) {
+  std::string choices;
+  try {
+    for (int i = 0; choices.empty(); ++i) {
+      const std::string name = option.get_validator(i)->get_name();
+      if (name.starts_with(kChoices)) choices = name.substr(kChoices.size());
+    }
+  } catch (const CLI::OptionNotFound&) {  // behind the last one
+  }
+  return choices;

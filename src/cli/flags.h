@@ -37,6 +37,8 @@ CLI::Validator one_of(const std::vector<std::string>& names);
 /// A flag with a whole number, shown as `N` in --help. `Target` is an integer or an optional of one.
 template <class Target>
 CLI::Option* add_whole(CLI::App& app, const char* flag, Target& target, const char* description,
+/// The names of one_of() that `option` takes, with spaces between them; empty where it takes others.
+std::string choices_of(CLI::Option& option);
                        const WholeRange& range = {}) {
   return app.add_option(flag, target, description)->transform(whole_number(range))->type_name("N");
 }
