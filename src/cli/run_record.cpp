@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -32,8 +33,9 @@ namespace {
 constexpr int64_t kMemoryEverySteps = 10;
 
 // A rank's stderr is a pipe to the supervisor, which tells how wide the terminal behind it is.
-ProgressOutput progress_output() {
+ProgressOutput progress_output(bool quiet) {
   auto output = output_to(2);
+  if (quiet) output.write = [](std::string_view) {};
   const auto columns = environment("TRIREME_COLUMNS");
   if (!columns) return output;
   const int width = std::atoi(columns->c_str());
@@ -125,7 +127,7 @@ RunRecord::RunRecord(const TrainSetup& setup, EngineBase& engine, Group& world)
                  .versions = str("Trireme ", kVersion, ", torch ", TORCH_VERSION)});
   progress_ = std::make_unique<Progress>(
       ProgressOptions{.total_steps = setup.options.steps, .first_step = first_step, .compute = compute_},
-      progress_output());
+      progress_output(setup.options.quiet));
   pass_notes_on();
   note(str(setup.name, ": ", short_count(static_cast<double>(parameter_count(setup.model))), " parameters, ZeRO stage ",
            engine.config().pager.stage, describe_axes(engine.config().degrees), " on ", world.size(),
@@ -216,6 +218,11 @@ void RunRecord::sample(const std::string& text) {
 
 void RunRecord::note(const std::string& line) {
   if (progress_) progress_->note(line);
+}
+
+void RunRecord::say(const std::string& line) {
+  if (!setup_.options.quiet) return note(line);
+  if (progress_) output_to(2).write(line + "\n");
 }
 
 void RunRecord::finish(const std::string& reason) {

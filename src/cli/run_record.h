@@ -45,8 +45,10 @@ class RunRecord {
   void validation(double loss);
   void checkpoint(const SavedCheckpoint& saved, int64_t step);
   void sample(const std::string& text);
-  /// A line for whoever watches.
+  /// A line for whoever watches. Not with --quiet.
   void note(const std::string& line);
+  /// A line that was asked for, or that a run ends with; also with --quiet.
+  void say(const std::string& line);
   /// Ends the record and writes the report. Collective.
   void finish(const std::string& reason);
   /// The same after an error, by this rank alone. Never throws: the error that led here matters more.

@@ -84,6 +84,10 @@ void declare_output(CLI::App& app, TrainOptions& options) {
   app.add_option("--prompt", options.prompt, "what the sample at the end continues (default: nothing)")
       ->type_name("TEXT")
       ->group("Output");
+  app.add_flag("--quiet", options.quiet,
+               "no progress, notes, warnings or sample: what remains is an error, what --exchanges asks for, and the "
+               "last\nline, which is the validation loss or, after Ctrl-C, the command that goes on")
+      ->group("Output");
   app.add_flag("--exchanges", options.tells_exchanges,
                "after the first step: what rank 0 sent other ranks along \"sequence\" and \"tensor\", by operator")
       ->group("Output");
@@ -201,13 +205,13 @@ int start_ranks(const TrainOptions& options, const Invocation& invocation) {
 }
 
 // Every rank says for whom it waits; of the rest, rank 0 speaks for all, unless it is the one that is stopped.
-LogSink log_of_rank(int rank) {
+LogSink log_of_rank(int rank, bool quiet) {
   const bool shows_details = strcasecmp(environment("TRIREME_LOG_LEVEL").value_or("").c_str(), "debug") == 0;
-  return [rank, shows_details](LogLevel level, const std::string& message) {
+  return [rank, quiet, shows_details](LogLevel level, const std::string& message) {
     const bool is_error = level == LogLevel::kError;
     const bool is_about_rank_0 = level == LogLevel::kWarning && message.starts_with("comm: rank 0 ");
-    const bool is_hidden = level == LogLevel::kDebug && !shows_details;
-    if (is_hidden || (!is_error && rank != 0 && !is_about_rank_0)) return;
+    const bool is_hidden = quiet || (level == LogLevel::kDebug && !shows_details);
+    if (!is_error && (is_hidden || (rank != 0 && !is_about_rank_0))) return;
     const char* kind = is_error ? "" : level == LogLevel::kWarning ? "warning: " : "note: ";
     std::fprintf(stderr, "trireme train: %s%s\n", kind, message.c_str());
   };
@@ -237,13 +241,13 @@ TrainSetup prepare(const TrainOptions& options, int ranks) {
 }
 
 int train_as_rank(const TrainOptions& options, const CLI::App& app) {
-  set_log_sink(log_of_rank(0));
+  set_log_sink(log_of_rank(0, options.quiet));
   auto world = init();
   if (options.ranks && *options.ranks != world.size) {
     throw ConfigError(
         str("--ranks ", *options.ranks, ": the launcher has started ", world.size, " already; leave the flag out"));
   }
-  set_log_sink(log_of_rank(world.rank));
+  set_log_sink(log_of_rank(world.rank, options.quiet));
   try {
     auto setup = prepare(options, world.size);
     world.group->barrier();  // every rank has looked at the folder that rank 0 now takes
@@ -266,15 +270,15 @@ void complete_flags(CLI::App& app, const TrainOptions& options) {
     const auto run = choose_output(options, name_of_model(options.model));
     std::error_code unreadable;  // what is wrong with the folder will show
     const bool has_checkpoint = std::filesystem::exists(run / "checkpoints" / "latest", unreadable);
-    restore_flags(app, {.run = run, .takes_ranks = !is_rank_of_a_job(), .has_checkpoint = has_checkpoint});
-    if (options.data.empty())
-      throw ConfigError(str("--data is required: ", run.string(),
-                            " has no run.json that says what its run was started with; ",
     // A run that still goes on is refused by RunLock, with better words.
     if (!has_checkpoint && options.tag.empty() && !options.resume_if_there && !is_locked(run))
       throw ConfigError(str("--resume: ", run.string(),
                             " has no checkpoint to continue from; correct --out, or give --resume-if-there to begin "
                             "a run where there is none yet"));
+    restore_flags(app, {.run = run, .takes_ranks = !is_rank_of_a_job(), .has_checkpoint = has_checkpoint});
+    if (options.data.empty())
+      throw ConfigError(str("--data is required: ", run.string(),
+                            " has no run.json that says what its run was started with; ",
                             "give the run's flags, or the folder of a run as --out"));
   }
   if (options.data.empty()) throw ConfigError("--data is required (see trireme train --help)");
@@ -286,6 +290,8 @@ Action add_train(CLI::App& app) {
   const auto options = std::make_shared<TrainOptions>();
   declare(app, *options);
   return [options, &app](const Invocation& invocation) {
+    const SaveSignal early;  // until training, and the launcher, catch the signal themselves
+    options->resume = options->resume || options->resume_if_there;
     complete_flags(app, *options);
     const bool starts_ranks = options->ranks.value_or(1) > 1 && !is_rank_of_a_job();
     return starts_ranks ? start_ranks(*options, invocation) : train_as_rank(*options, app);
@@ -293,5 +299,3 @@ Action add_train(CLI::App& app) {
 }
 
 }  // namespace trireme::cli
-    const SaveSignal early;  // until training, and the launcher, catch the signal themselves
-    options->resume = options->resume || options->resume_if_there;

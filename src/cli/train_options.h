@@ -33,6 +33,7 @@ struct TrainOptions {
   int64_t eval_every = 0;        ///< steps; 0: only at the end
   int64_t eval_samples = 256;
   std::string prompt;
+  bool quiet = false;                 ///< errors and the last line alone
   bool tells_exchanges = false;       ///< of the first step, by operator
   std::optional<double> peak_tflops;  ///< dense peak of one rank in the dtype that is computed in, 10^12 per second
 };

@@ -105,7 +105,8 @@ std::string conclude(const TrainSetup& setup, const Group& world, TrainedModel& 
   record.note(str("report: ", (setup.out / "report.html").string()));
   record.finish("finished");
   if (world.rank() != 0) return "";
-  const std::string sample = text.empty() ? "" : str("sample:\n", printable(setup.options.prompt + text), "\n\n");
+  const std::string sample =
+      text.empty() || setup.options.quiet ? "" : str("sample:\n", printable(setup.options.prompt + text), "\n\n");
   return sample + formatted("validation loss {:.4f}\n", loss);
 }
 
@@ -122,8 +123,8 @@ void print_conclusion(const TrainSetup& setup, const std::string& result) {
 // The exchanges of rank 0 in the first step. No more are counted.
 void note_exchanges(const EngineBase& engine, RunRecord& record) {
   const std::vector<ExchangeRow> rows = engine.passes().exchanges();
-  record.note(rows.empty() ? "no exchanges along \"sequence\" or \"tensor\""
-                           : str("exchanges of rank 0 in this step\n", text_of(rows)));
+  record.say(rows.empty() ? "no exchanges along \"sequence\" or \"tensor\""
+                          : str("exchanges of rank 0 in this step\n", text_of(rows)));
   engine.passes().count_exchanges(false);
 }
 

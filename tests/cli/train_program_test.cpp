@@ -40,6 +40,33 @@ TEST_F(TrainProgram, TrainsOnTwoRanksAndEndsWithTheValidationLoss) {
   EXPECT_NE(contents_of(folder_ / "run/resolved_config.json").find("\"stage\": 3"), std::string::npos);
 }
 
+TEST_F(TrainProgram, SaysNothingButTheResultWhereItIsToBeQuiet) {
+  const auto config = folder_.write("notes.json", R"({"steps_per_print": 1, "zero_allow_untested_optimizer": true})");
+  for (const std::string ranks : {"1", "2"}) {
+    const auto words =
+        with(train("quiet" + ranks, {"--steps", "4", "--save-every", "2", "--config", config}), "--ranks", ranks);
+    auto quiet = words;
+    quiet.push_back("--quiet");
+    const auto done = run_program(quiet);
+    EXPECT_EQ(done.exit_code, 0) << done.err;
+    EXPECT_EQ(done.err, "");
+    EXPECT_TRUE(std::regex_match(done.out, std::regex("validation loss [0-9]+\\.[0-9]{4}\n"))) << done.out;
+    EXPECT_EQ(losses_of("quiet" + ranks).size(), 4u);
+    // It is not kept for a run that goes on.
+    EXPECT_NE(run_program({"train", "--resume", "--out", folder_ / ("quiet" + ranks)}).err.find("nothing is left"),
+              std::string::npos);
+  }
+  const auto refused = run_program(train("quiet2", {"--steps", "4", "--quiet"}));
+  EXPECT_NE(refused.err.find("there is a run in this folder"), std::string::npos) << refused.err;
+  Program program(train("stopped", {"--steps", "100000", "--quiet"}));
+  ASSERT_TRUE(becomes_true([&] { return losses_of("stopped").size() >= 3; })) << program.err();
+  program.signal(SIGINT);
+  const auto stopped = program.wait();
+  EXPECT_EQ(stopped.exit_code, 130);
+  EXPECT_TRUE(std::regex_match(stopped.err, std::regex("interrupted after step [0-9]+; continue with\n[^\n]*\n")))
+      << stopped.err;
+}
+
 TEST_F(TrainProgram, ContinuesBitForBitWhereItWasSaved) {
   ASSERT_EQ(run_program(train("whole", {"--steps", "12", "--save-every", "6", "--keep", "0"})).exit_code, 0);
   cut("whole", "cut", 6);
@@ -132,6 +159,33 @@ TEST_F(TrainProgram, SavesAndEndsCleanlyOnCtrlC) {
   EXPECT_EQ(losses_of("stopped").size(), steps + 2);
 }
 
+// As Slurm's --signal=USR1@60 sends it: to the launcher, to a rank alone, or to one process without ranks.
+TEST_F(TrainProgram, SavesAndGoesOnAtSigusr1) {
+  for (const std::string ranks : {"2", "1"}) {
+    const std::string out = "saved" + ranks;
+    Program program(with(train(out, {"--steps", "100000"}), "--ranks", ranks));
+    const auto saves = [&] {
+      const std::string said = program.err();
+      size_t count = 0;
+      for (size_t at = 0; (at = said.find(": saved ", at)) != std::string::npos; ++at) ++count;
+      return count;
+    };
+    ASSERT_TRUE(becomes_true([&] { return losses_of(out).size() >= 3; })) << program.err();
+    program.signal(SIGUSR1);
+    ASSERT_TRUE(becomes_true([&] { return saves() == 1; })) << program.err();
+    const auto steps = losses_of(out).size();
+    ASSERT_TRUE(becomes_true([&] { return losses_of(out).size() > steps; })) << program.err();
+    if (ranks == "2") {
+      kill(children_of(program.pid()).back(), SIGUSR1);
+      ASSERT_TRUE(becomes_true([&] { return saves() == 2; })) << program.err();
+    }
+    program.signal(SIGINT);
+    const auto done = program.wait();
+    EXPECT_EQ(done.exit_code, 130) << done.err;
+    EXPECT_EQ(done.err.find("not passed"), std::string::npos) << done.err;
+  }
+}
+
 TEST_F(TrainProgram, NamesTheRankThatWasKilled) {
   Program program(train("killed", {"--steps", "100000"}));
   ASSERT_TRUE(becomes_true([&] { return losses_of("killed").size() >= 3; })) << program.err();
@@ -179,33 +233,6 @@ TEST_F(TrainProgram, TakesAFolderForEachOfSeveralRunsThatStartAtOnce) {
     EXPECT_EQ(done.exit_code, 0) << done.err;
   }
   for (const char* name : {"tiny", "tiny-2", "tiny-3", "tiny-4"})
-// As Slurm's --signal=USR1@60 sends it: to the launcher, to a rank alone, or to one process without ranks.
-TEST_F(TrainProgram, SavesAndGoesOnAtSigusr1) {
-  for (const std::string ranks : {"2", "1"}) {
-    const std::string out = "saved" + ranks;
-    Program program(with(train(out, {"--steps", "100000"}), "--ranks", ranks));
-    const auto saves = [&] {
-      const std::string said = program.err();
-      size_t count = 0;
-      for (size_t at = 0; (at = said.find(": saved ", at)) != std::string::npos; ++at) ++count;
-      return count;
-    };
-    ASSERT_TRUE(becomes_true([&] { return losses_of(out).size() >= 3; })) << program.err();
-    program.signal(SIGUSR1);
-    ASSERT_TRUE(becomes_true([&] { return saves() == 1; })) << program.err();
-    const auto steps = losses_of(out).size();
-    ASSERT_TRUE(becomes_true([&] { return losses_of(out).size() > steps; })) << program.err();
-    if (ranks == "2") {
-      kill(children_of(program.pid()).back(), SIGUSR1);
-      ASSERT_TRUE(becomes_true([&] { return saves() == 2; })) << program.err();
-    }
-    program.signal(SIGINT);
-    const auto done = program.wait();
-    EXPECT_EQ(done.exit_code, 130) << done.err;
-    EXPECT_EQ(done.err.find("not passed"), std::string::npos) << done.err;
-  }
-}
-
     EXPECT_EQ(losses_of("runs/" + std::string(name)).size(), 2u) << name;
 }
 
