@@ -38,7 +38,8 @@ std::vector<std::string> offered(const std::string& shell, const std::vector<std
   std::istringstream text(done.out);
   for (std::string line; std::getline(text, line);)
     // zsh itself leaves out what does not begin with the word.
-    if (!line.empty() && (shell != "zsh" || words.back() == "=" || line.starts_with(words.back()))) lines.push_back(line);
+    if (!line.empty() && (shell != "zsh" || words.back() == "=" || line.starts_with(words.back())))
+      lines.push_back(line);
   return lines;
 }
 

@@ -33,6 +33,13 @@ Fd log_of(const std::string& folder, size_t rank) {
   return log;
 }
 
+// A rank that does not handle the signal would be ended by it, and nobody asked for that.
+std::string text_of_left_out(const std::string& name, const std::vector<std::string>& ranks) {
+  if (ranks.empty()) return "";
+  return str(name, ": SIGUSR1 is not passed to ", ranks.size() == 1 ? "rank " : "ranks ", joined(ranks),
+             ranks.size() == 1 ? ", which does" : ", which do", " not handle it and would be ended by it\n");
+}
+
 }  // namespace
 
 Supervisor::Supervisor(std::vector<RankCommand> commands, const SupervisorOptions& options)
@@ -200,20 +207,14 @@ void Supervisor::on_end(RunningRank& rank) {
   if (phase_ == Phase::kSettling && signals_seen_ == 0 && !rank.end.peer_failure) terminate();
 }
 
-// A rank that does not handle the signal would be ended by it, and nobody asked for that.
-void Supervisor::pass_save_request_on() {
-  std::vector<std::string> left_out;
-  for (const auto& rank : ranks_)
-    if (!rank->has_ended && !rank->process.signal_if_handled(SIGUSR1))
-      left_out.push_back(std::to_string(rank->end.rank));
-  if (left_out.empty()) return;
-  const bool is_one = left_out.size() == 1;
-  relay(options_.err, str(options_.name, ": SIGUSR1 is not passed to ", is_one ? "rank " : "ranks ", joined(left_out),
-                          is_one ? ", which does" : ", which do", " not handle it and would be ended by it\n"));
-}
-
 void Supervisor::on_signal(int number) {
-  if (number == SIGUSR1) return pass_save_request_on();
+  if (number == SIGUSR1) {
+    std::vector<std::string> left_out;
+    for (const auto& rank : ranks_)
+      if (!rank->has_ended && !rank->process.signal_if_handled(number))
+        left_out.push_back(std::to_string(rank->end.rank));
+    return relay(options_.err, text_of_left_out(options_.name, left_out));
+  }
   if (phase_ == Phase::kTerminating || phase_ == Phase::kKilling || signals_seen_ >= 2) {
     signal_all(SIGKILL);
     return enter(Phase::kKilling, options_.grace);

@@ -92,7 +92,6 @@ class Supervisor {
   void reap_ended();
   void on_end(RunningRank& rank);
   void on_signal(int number);
-  void pass_save_request_on();
   void on_deadline();
   void enter(Phase phase, std::chrono::milliseconds time_left);
   void terminate();
