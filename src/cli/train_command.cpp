@@ -34,6 +34,8 @@
 namespace trireme::cli {
 namespace {
 
+constexpr const char* kResumeIfThere = "--resume-if-there";
+
 constexpr const char* kTrainFooter =
     "Examples:\n"
     "  trireme train --data my_corpus/ --ranks 2 --steps 500\n"
@@ -60,7 +62,7 @@ void declare_output(CLI::App& app, TrainOptions& options) {
   auto* resume = app.add_flag("--resume", options.resume,
                               "continue the run in --out with the flags that it has, from its last checkpoint");
   resume->group("Output");
-  app.add_flag("--resume-if-there", options.resume_if_there,
+  app.add_flag(kResumeIfThere,
                "the same where --out has a checkpoint; else begin the run, for scripts that are started again")
       ->group("Output");
   app.add_option("--tag", options.tag,
@@ -271,7 +273,7 @@ void complete_flags(CLI::App& app, const TrainOptions& options) {
     std::error_code unreadable;  // what is wrong with the folder will show
     const bool has_checkpoint = std::filesystem::exists(run / "checkpoints" / "latest", unreadable);
     // A run that still goes on is refused by RunLock, with better words.
-    if (!has_checkpoint && options.tag.empty() && !options.resume_if_there && !is_locked(run))
+    if (!has_checkpoint && options.tag.empty() && app.count(kResumeIfThere) == 0 && !is_locked(run))
       throw ConfigError(str("--resume: ", run.string(),
                             " has no checkpoint to continue from; correct --out, or give --resume-if-there to begin "
                             "a run where there is none yet"));
@@ -291,7 +293,7 @@ Action add_train(CLI::App& app) {
   declare(app, *options);
   return [options, &app](const Invocation& invocation) {
     const SaveSignal early;  // until training, and the launcher, catch the signal themselves
-    options->resume = options->resume || options->resume_if_there;
+    options->resume = options->resume || app.count(kResumeIfThere) > 0;
     complete_flags(app, *options);
     const bool starts_ranks = options->ranks.value_or(1) > 1 && !is_rank_of_a_job();
     return starts_ranks ? start_ranks(*options, invocation) : train_as_rank(*options, app);
