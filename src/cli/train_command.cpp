@@ -62,8 +62,8 @@ void declare_output(CLI::App& app, TrainOptions& options) {
   auto* resume = app.add_flag("--resume", options.resume,
                               "continue the run in --out with the flags that it has, from its last checkpoint");
   resume->group("Output");
-  app.add_flag(kResumeIfThere,
-               "the same where --out has a checkpoint; else begin the run, for scripts that are started again")
+  app.add_flag(kResumeIfThere)
+      ->description("the same where --out has a checkpoint; else begin the run, for scripts that are started again")
       ->group("Output");
   app.add_option("--tag", options.tag,
                  "with --resume: this checkpoint of the run, such as global_step100, not the latest")
