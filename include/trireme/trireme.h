@@ -12,7 +12,9 @@
 
 #include "trireme/base/error.h"                  // defines: Error and its subclasses
 #include "trireme/base/log.h"                    // defines: set_log_sink
+#include "trireme/base/stop_signals.h"           // defines: stop_requested, take_save_request
 #include "trireme/checkpoint/checkpoint.h"       // defines: save_checkpoint, load_checkpoint, latest_tag
+#include "trireme/comm/stop_agreement.h"         // defines: the same of all ranks
 #include "trireme/comm/world.h"                  // defines: World, init
 #include "trireme/config/config.h"               // defines: Config, read_config
 #include "trireme/data/loader.h"                 // defines: TokenDataset, DataLoader

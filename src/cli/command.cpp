@@ -29,7 +29,7 @@ constexpr const char* kFooter =
     "  trireme train --model llama-3m --data my_corpus/ --ranks 2 --steps 500\n"
     "  trireme generate runs/llama-3m --prompt \"def main(\"\n"
     "  trireme launch --num_gpus 4 ./my_program --epochs 3\n"
-    "  trireme estimate --params 7.5e9 --world 64\n\n"
+    "  trireme estimate --params 7B --world 64\n\n"
     "Each command has its own --help; trireme help COMMAND shows it, too.";
 
 constexpr const char* kExitCodes =
@@ -241,7 +241,9 @@ const std::vector<Command>& commands() {
       {"config", "Checks a configuration file, or converts it.", add_config},
       {"top", "Shows what the ranks of a running job do.", add_top},
       {"timeline", "Joins the timelines of a run's ranks, for Perfetto.", add_timeline},
+      {"env", "Says what this machine and installation have.", add_env},
       {"docs", "Prints the manual.", add_docs},
+      {"completion", "Prints what completes these words in bash or zsh.", add_completion},
   };
   return all;
 }

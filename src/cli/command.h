@@ -39,7 +39,9 @@ Action add_plan(CLI::App& app);
 Action add_config(CLI::App& app);
 Action add_timeline(CLI::App& app);
 Action add_top(CLI::App& app);
+Action add_env(CLI::App& app);
 Action add_docs(CLI::App& app);
+Action add_completion(CLI::App& app);
 
 /// All commands, in the order in which --help lists them.
 const std::vector<Command>& commands();

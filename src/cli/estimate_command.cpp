@@ -24,7 +24,7 @@ constexpr const char* kEstimateFooter =
     "computing\n"
     "come on top.\n\n"
     "Examples:\n"
-    "  trireme estimate --params 7.5e9 --world 64\n"
+    "  trireme estimate --params 7.5B --world 64\n"
     "  trireme estimate --model llama-130m --dtype fp32 --world 2 --stage 3 --json\n"
     "  trireme estimate --model llama-8b --world 8 --mode low\n"
     "  trireme estimate --model llama-8b --world 1 --offload optimizer\n"
@@ -46,8 +46,9 @@ struct EstimateFlags {
 
 void declare(CLI::App& app, EstimateFlags& flags) {
   // Beyond that, the bytes of a stage are more than an int64_t holds.
-  auto* parameters =
-      add_real(app, "--params", flags.parameters, "number of parameters, such as 7.5e9", {.least = 1, .most = 1e17});
+  auto* parameters = app.add_option("--params", flags.parameters, "number of parameters, such as 7B, 350M or 7.5e9")
+                         ->transform(count_of("parameters", {.least = 1, .most = 1e17}))
+                         ->type_name("X");
   auto* model = app.add_option("--model", flags.model,
                                "built-in model, or a config.json in Hugging Face's form, or a folder with one")
                     ->type_name("NAME|FILE");
@@ -135,7 +136,7 @@ Json json_of(const Estimate& estimate, std::optional<int> stage) {
 int run_estimate(const EstimateFlags& flags) {
   if (!flags.parameters && flags.model.empty()) {
     throw ConfigError(
-        "how large is the model? Give --params, such as --params 7.5e9, or --model, such as --model llama-130m");
+        "how large is the model? Give --params, such as --params 7B, or --model, such as --model llama-130m");
   }
   const int64_t parameters = flags.parameters ? std::llround(*flags.parameters)
                                               : parameter_count(read_input([&] { return model_options(flags.model); }));

@@ -28,11 +28,17 @@ CLI::Validator whole_number(const WholeRange& range);
 /// Refuses what is no finite number of `range`; accepts 7.5e9.
 CLI::Validator real_number(const RealRange& range);
 
+/// Refuses what is no number of `range` of things; accepts 7B, 350M, 1.3b and 7.5e9. Goes into transform(): it writes
+/// the number plainly.
+CLI::Validator count_of(const std::string& things, const RealRange& range);
+
 /// Refuses what is no finite number above 0: "--peak-tflops: '0' is not a number above 0; FIX".
 CLI::Validator positive_number(const std::string& fix);
 
 /// Refuses what is none of `names`: "--dtype: 'fp16' is none of fp32, bf16".
 CLI::Validator one_of(const std::vector<std::string>& names);
+/// The names of one_of() that `option` takes, with spaces between them; empty where it takes others.
+std::string choices_of(CLI::Option& option);
 
 /// A flag with a whole number, shown as `N` in --help. `Target` is an integer or an optional of one.
 template <class Target>

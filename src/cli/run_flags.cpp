@@ -28,9 +28,11 @@ using Path = std::filesystem::path;
 
 constexpr const char* kRecord = "run.json";
 
-// Flags of one start: which run, and from which of its checkpoints.
+// Flags of one start: which run, from which of its checkpoints, and what is shown of it.
 bool is_of_one_start(const std::string& flag) {
-  return flag == "--resume" || flag == "--out" || flag == "--tag" || flag == "--help";
+  constexpr std::array<std::string_view, 6> kFlags{"--resume", "--resume-if-there", "--out",
+                                                   "--tag",    "--quiet",           "--help"};
+  return std::ranges::find(kFlags, flag) != kFlags.end();
 }
 
 // Flags whose values are in each sample and in the first weights. --data and --model are compared by their contents
@@ -158,8 +160,9 @@ void restore_flags(CLI::App& train, const Restoring& from) {
   }
 }
 
-std::string resume_command(const Path& run) {
-  return str(quoted(program_name()), " train --resume --out ", quoted(run.string()));
+std::string resume_command(const Path& run, bool has_checkpoint) {
+  return str(quoted(program_name()), " train ", has_checkpoint ? "--resume" : "--resume-if-there", " --out ",
+             quoted(run.string()));
 }
 
 }  // namespace trireme::cli

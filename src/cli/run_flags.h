@@ -38,7 +38,8 @@ struct Restoring {
 ///           weights; names flag, value and fix. The record cannot be read.
 void restore_flags(CLI::App& train, const Restoring& from);
 
-/// The command that goes on with a run, as a shell takes it: program, `train --resume --out DIR`.
-std::string resume_command(const std::filesystem::path& run);
+/// The command that goes on with a run, as a shell takes it: program, `train --resume --out DIR`. Of a run without a
+/// checkpoint it begins anew.
+std::string resume_command(const std::filesystem::path& run, bool has_checkpoint = true);
 
 }  // namespace trireme::cli

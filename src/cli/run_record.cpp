@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -32,8 +33,9 @@ namespace {
 constexpr int64_t kMemoryEverySteps = 10;
 
 // A rank's stderr is a pipe to the supervisor, which tells how wide the terminal behind it is.
-ProgressOutput progress_output() {
+ProgressOutput progress_output(bool quiet) {
   auto output = output_to(2);
+  if (quiet) output.write = [](std::string_view) {};
   const auto columns = environment("TRIREME_COLUMNS");
   if (!columns) return output;
   const int width = std::atoi(columns->c_str());
@@ -84,11 +86,13 @@ std::optional<double> published_peak(const EngineBase& engine) {
 
 }  // namespace
 
-AgreedStep agree_on_step(Group& group, double loss, int signal) {
-  const auto sums = at::tensor({loss, signal == 0 ? 0.0 : 1.0}, at::kDouble);
+AgreedStep agree_on_step(Group& group, double loss, const StopSignals& signals) {
+  const auto as_number = [](bool asked) { return asked ? 1.0 : 0.0; };
+  const auto sums =
+      at::tensor({loss, as_number(signals.signal() != 0), as_number(signals.take_save_request())}, at::kDouble);
   group.all_reduce(sums).wait();
   const double* values = sums.const_data_ptr<double>();
-  return {values[0] / group.size(), values[1] > 0};
+  return {values[0] / group.size(), values[1] > 0, values[2] > 0};
 }
 
 RunRecord::RunRecord(const TrainSetup& setup, EngineBase& engine, Group& world)
@@ -124,7 +128,7 @@ RunRecord::RunRecord(const TrainSetup& setup, EngineBase& engine, Group& world)
                  .versions = str("Trireme ", kVersion, ", torch ", TORCH_VERSION)});
   progress_ = std::make_unique<Progress>(
       ProgressOptions{.total_steps = setup.options.steps, .first_step = first_step, .compute = compute_},
-      progress_output());
+      progress_output(setup.options.quiet));
   pass_notes_on();
   note(str(setup.name, ": ", short_count(static_cast<double>(parameter_count(setup.model))), " parameters, ZeRO stage ",
            engine.config().pager.stage, describe_axes(engine.config().degrees), " on ", world.size(),
@@ -215,6 +219,11 @@ void RunRecord::sample(const std::string& text) {
 
 void RunRecord::note(const std::string& line) {
   if (progress_) progress_->note(line);
+}
+
+void RunRecord::say(const std::string& line) {
+  if (!setup_.options.quiet) return note(line);
+  if (progress_) output_to(2).write(line + "\n");
 }
 
 void RunRecord::finish(const std::string& reason) {

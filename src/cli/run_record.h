@@ -10,6 +10,7 @@
 
 #include "cli/train_setup.h"
 #include "trireme/base/log.h"
+#include "trireme/base/stop_signals.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/engine/engine.h"
 #include "trireme/observe/compute_rate.h"
@@ -22,10 +23,11 @@ namespace trireme::cli {
 struct AgreedStep {
   double loss = 0;    ///< mean over the global batch
   bool stop = false;  ///< some rank was interrupted
+  bool save = false;  ///< some rank was asked to save
 };
 
-/// Mean of the ranks' losses, and whether any of them was interrupted. Collective.
-AgreedStep agree_on_step(Group& group, double loss, int signal);
+/// Mean of the ranks' losses, and what any of them was asked for by a signal; a request to save is taken. Collective.
+AgreedStep agree_on_step(Group& group, double loss, const StopSignals& signals);
 
 class RunRecord {
  public:
@@ -43,8 +45,10 @@ class RunRecord {
   void validation(double loss);
   void checkpoint(const SavedCheckpoint& saved, int64_t step);
   void sample(const std::string& text);
-  /// A line for whoever watches.
+  /// A line for whoever watches. Not with --quiet.
   void note(const std::string& line);
+  /// A line that was asked for, or that a run ends with; also with --quiet.
+  void say(const std::string& line);
   /// Ends the record and writes the report. Collective.
   void finish(const std::string& reason);
   /// The same after an error, by this rank alone. Never throws: the error that led here matters more.

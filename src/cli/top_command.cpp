@@ -11,11 +11,11 @@
 
 #include "cli/command.h"
 #include "cli/flags.h"
-#include "cli/interrupt.h"
 #include "cli/job_view.h"
 #include "cli/shell/exit_code.h"
 #include "cli/shell/print.h"
 #include "trireme/base/error.h"
+#include "trireme/base/stop_signals.h"
 #include "trireme/observe/run_status.h"
 
 namespace trireme::cli {
@@ -51,13 +51,13 @@ int run_top(const TopFlags& flags) {
     print_result(text_of(job, kWidest));
     return kDone;
   }
-  const InterruptFlag interrupt;
+  const StopSignals signals;
   const std::string name = job.front().job;
   while (true) {
     print_result("\x1b[H\x1b[2J" + text_of(job, columns_of_terminal()));
     const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(flags.interval_s);
     while (std::chrono::steady_clock::now() < until) {
-      if (interrupt.signal() != 0) return kDone;
+      if (signals.signal() != 0) return kDone;
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
     std::vector<ProcessNow> all = processes_now(kPatience);

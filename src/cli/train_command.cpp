@@ -27,11 +27,14 @@
 #include "trireme/base/environment.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/stop_signals.h"
 #include "trireme/base/utf8.h"
 #include "trireme/comm/world.h"
 
 namespace trireme::cli {
 namespace {
+
+constexpr const char* kResumeIfThere = "--resume-if-there";
 
 constexpr const char* kTrainFooter =
     "Examples:\n"
@@ -43,10 +46,11 @@ constexpr const char* kTrainFooter =
     "sequence_parallel_size, tensor_parallel.autotp_size. trireme plan shows what they do to a model.\n"
     "Without --config: AdamW, linear warm-up and cosine decay, ZeRO stage 3. In a configuration, \"auto\" for lr,\n"
     "total_num_steps, warmup_num_steps and the batch size takes the value of the flag.\n"
-    "--resume takes the flags that the run in --out was started with; those beside it take their place.\n"
+    "--resume takes the flags that the run in --out was started with; those beside it take their place. Without a\n"
+    "checkpoint there it refuses; --resume-if-there, for a script that is started again, begins the run then.\n"
     "Ctrl-C saves after the current step, prints the command that goes on, and ends with code 130; a second one ends "
     "at\n"
-    "once.\n"
+    "once. SIGUSR1 saves after the current step, and training goes on.\n"
     "FLOP/s count 6 per weight of a matrix product and 12 * layers * hidden * seq per token (PaLM, appendix B):\n"
     "without recomputation, and not halved for causality.\n"
     "The last line on stdout is `validation loss X`; everything else that tells of progress goes to stderr.";
@@ -55,10 +59,12 @@ void declare_output(CLI::App& app, TrainOptions& options) {
   app.add_option("--out", options.out, "folder of the run (default: runs/MODEL, or the next free runs/MODEL-2, ...)")
       ->type_name("DIR")
       ->group("Output");
-  auto* resume =
-      app.add_flag("--resume", options.resume,
-                   "continue the run in --out with the flags that it has; starts anew where there is nothing yet");
+  auto* resume = app.add_flag("--resume", options.resume,
+                              "continue the run in --out with the flags that it has, from its last checkpoint");
   resume->group("Output");
+  app.add_flag(kResumeIfThere)
+      ->description("the same where --out has a checkpoint; else begin the run, for scripts that are started again")
+      ->group("Output");
   app.add_option("--tag", options.tag,
                  "with --resume: this checkpoint of the run, such as global_step100, not the latest")
       ->type_name("TAG")
@@ -79,6 +85,10 @@ void declare_output(CLI::App& app, TrainOptions& options) {
       ->group("Output");
   app.add_option("--prompt", options.prompt, "what the sample at the end continues (default: nothing)")
       ->type_name("TEXT")
+      ->group("Output");
+  app.add_flag("--quiet", options.quiet,
+               "no progress, notes, warnings or sample: what remains is an error, what --exchanges asks for, and the "
+               "last\nline, which is the validation loss or, after Ctrl-C, the command that goes on")
       ->group("Output");
   app.add_flag("--exchanges", options.tells_exchanges,
                "after the first step: what rank 0 sent other ranks along \"sequence\" and \"tensor\", by operator")
@@ -197,13 +207,13 @@ int start_ranks(const TrainOptions& options, const Invocation& invocation) {
 }
 
 // Every rank says for whom it waits; of the rest, rank 0 speaks for all, unless it is the one that is stopped.
-LogSink log_of_rank(int rank) {
+LogSink log_of_rank(int rank, bool quiet) {
   const bool shows_details = strcasecmp(environment("TRIREME_LOG_LEVEL").value_or("").c_str(), "debug") == 0;
-  return [rank, shows_details](LogLevel level, const std::string& message) {
+  return [rank, quiet, shows_details](LogLevel level, const std::string& message) {
     const bool is_error = level == LogLevel::kError;
     const bool is_about_rank_0 = level == LogLevel::kWarning && message.starts_with("comm: rank 0 ");
-    const bool is_hidden = level == LogLevel::kDebug && !shows_details;
-    if (is_hidden || (!is_error && rank != 0 && !is_about_rank_0)) return;
+    const bool is_hidden = quiet || (level == LogLevel::kDebug && !shows_details);
+    if (!is_error && (is_hidden || (rank != 0 && !is_about_rank_0))) return;
     const char* kind = is_error ? "" : level == LogLevel::kWarning ? "warning: " : "note: ";
     std::fprintf(stderr, "trireme train: %s%s\n", kind, message.c_str());
   };
@@ -233,13 +243,13 @@ TrainSetup prepare(const TrainOptions& options, int ranks) {
 }
 
 int train_as_rank(const TrainOptions& options, const CLI::App& app) {
-  set_log_sink(log_of_rank(0));
+  set_log_sink(log_of_rank(0, options.quiet));
   auto world = init();
   if (options.ranks && *options.ranks != world.size) {
     throw ConfigError(
         str("--ranks ", *options.ranks, ": the launcher has started ", world.size, " already; leave the flag out"));
   }
-  set_log_sink(log_of_rank(world.rank));
+  set_log_sink(log_of_rank(world.rank, options.quiet));
   try {
     auto setup = prepare(options, world.size);
     world.group->barrier();  // every rank has looked at the folder that rank 0 now takes
@@ -262,6 +272,11 @@ void complete_flags(CLI::App& app, const TrainOptions& options) {
     const auto run = choose_output(options, name_of_model(options.model));
     std::error_code unreadable;  // what is wrong with the folder will show
     const bool has_checkpoint = std::filesystem::exists(run / "checkpoints" / "latest", unreadable);
+    // A run that still goes on is refused by RunLock, with better words.
+    if (!has_checkpoint && options.tag.empty() && app.count(kResumeIfThere) == 0 && !is_locked(run))
+      throw ConfigError(str("--resume: ", run.string(),
+                            " has no checkpoint to continue from; correct --out, or give --resume-if-there to begin "
+                            "a run where there is none yet"));
     restore_flags(app, {.run = run, .takes_ranks = !is_rank_of_a_job(), .has_checkpoint = has_checkpoint});
     if (options.data.empty())
       throw ConfigError(str("--data is required: ", run.string(),
@@ -277,6 +292,8 @@ Action add_train(CLI::App& app) {
   const auto options = std::make_shared<TrainOptions>();
   declare(app, *options);
   return [options, &app](const Invocation& invocation) {
+    const SaveSignal early;  // until training, and the launcher, catch the signal themselves
+    options->resume = options->resume || app.count(kResumeIfThere) > 0;
     complete_flags(app, *options);
     const bool starts_ranks = options->ranks.value_or(1) > 1 && !is_rank_of_a_job();
     return starts_ranks ? start_ranks(*options, invocation) : train_as_rank(*options, app);

@@ -24,14 +24,15 @@ struct TrainOptions {
   std::optional<int64_t> batch;  ///< samples per rank and micro-batch, where the configuration does not say
   std::optional<double> lr;      ///< in place of the configuration's
   uint64_t seed = 0;
-  std::string out;  ///< empty: runs/MODEL
-  bool resume = false;
+  std::string out;              ///< empty: runs/MODEL
+  bool resume = false;          ///< also with --resume-if-there
   std::string tag;              ///< of the checkpoint to resume from; empty: the latest
   int64_t save_every = 0;       ///< steps; 0: only at the end
   std::optional<int64_t> keep;  ///< checkpoints; 0: all; not given: as the configuration says, or 3
   int64_t eval_every = 0;       ///< steps; 0: only at the end
   int64_t eval_samples = 256;
   std::string prompt;
+  bool quiet = false;                 ///< errors and the last line alone
   bool tells_exchanges = false;       ///< of the first step, by operator
   std::optional<double> peak_tflops;  ///< dense peak of one rank in the dtype that is computed in, 10^12 per second
 };

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "cli/explain.h"
-#include "cli/interrupt.h"
 #include "cli/resume_check.h"
 #include "cli/run_flags.h"
 #include "cli/run_record.h"
@@ -17,6 +16,7 @@
 #include "cli/trained_model.h"
 #include "trireme/base/error.h"
 #include "trireme/base/format.h"
+#include "trireme/base/stop_signals.h"
 #include "trireme/data/loader.h"
 #include "trireme/models/language_model.h"
 #include "trireme/optim/lr_schedule.h"
@@ -84,7 +84,7 @@ std::string what_is_left(const TrainSetup& setup) {
     tags = complete_tags(setup.checkpoints());
   } catch (const Error&) {  // the folder may be what is broken
   }
-  const std::string command = resume_command(setup.out);
+  const std::string command = resume_command(setup.out, !tags.empty());
   return tags.empty() ? str("there is no checkpoint yet: when this is mended, start anew with ", command)
                       : str("checkpoint ", tags.back(), " is intact: when this is mended, continue with ", command);
 }
@@ -105,7 +105,8 @@ std::string conclude(const TrainSetup& setup, const Group& world, TrainedModel& 
   record.note(str("report: ", (setup.out / "report.html").string()));
   record.finish("finished");
   if (world.rank() != 0) return "";
-  const std::string sample = text.empty() ? "" : str("sample:\n", printable(setup.options.prompt + text), "\n\n");
+  const std::string sample =
+      text.empty() || setup.options.quiet ? "" : str("sample:\n", printable(setup.options.prompt + text), "\n\n");
   return sample + formatted("validation loss {:.4f}\n", loss);
 }
 
@@ -122,8 +123,8 @@ void print_conclusion(const TrainSetup& setup, const std::string& result) {
 // The exchanges of rank 0 in the first step. No more are counted.
 void note_exchanges(const EngineBase& engine, RunRecord& record) {
   const std::vector<ExchangeRow> rows = engine.passes().exchanges();
-  record.note(rows.empty() ? "no exchanges along \"sequence\" or \"tensor\""
-                           : str("exchanges of rank 0 in this step\n", text_of(rows)));
+  record.say(rows.empty() ? "no exchanges along \"sequence\" or \"tensor\""
+                          : str("exchanges of rank 0 in this step\n", text_of(rows)));
   engine.passes().count_exchanges(false);
 }
 
@@ -142,7 +143,7 @@ int run_training(const TrainSetup& setup, World& world) {
     record.note(str("nothing is left to train: ", engine.global_steps(), " steps are done, --steps is ", options.steps,
                     "; give a larger --steps to go on"));
   }
-  const InterruptFlag interrupt;
+  const StopSignals signals;
   std::string result;
   try {
     bool stop = false;
@@ -151,14 +152,14 @@ int run_training(const TrainSetup& setup, World& world) {
     if (tells_exchanges) engine.passes().count_exchanges();
     while (engine.global_steps() < options.steps && !stop) {
       const double lr = engine.get_lr();
-      const auto agreed = agree_on_step(group, trained->step(loader), interrupt.signal());
+      const auto agreed = agree_on_step(group, trained->step(loader), signals);
       stop = agreed.stop;
       record.step(agreed.loss, lr);
       if (std::exchange(tells_exchanges, false)) note_exchanges(engine, record);
 
       const bool is_last = stop || engine.global_steps() == options.steps;
       if (is_due(options.eval_every, engine.global_steps()) && !is_last) record.validation(trained->validate());
-      if (is_due(options.save_every, engine.global_steps()) || is_last) {
+      if (is_due(options.save_every, engine.global_steps()) || agreed.save || is_last) {
         record_background_save(engine, record, saved_step);
         save(setup, engine, loader, record);
         saved_step = engine.global_steps();
@@ -169,10 +170,10 @@ int run_training(const TrainSetup& setup, World& world) {
       record.finish("interrupted");
       // The last line is the one that is read.
       const bool is_launched = !options.ranks && world.size > 1;
-      record.note(str("interrupted after step ", saved_step,
-                      is_launched ? "; continue, under the same launcher, with\n" : "; continue with\n",
-                      resume_command(setup.out)));
-      return 128 + signal_of_any_rank(group, interrupt.signal());
+      record.say(str("interrupted after step ", saved_step,
+                     is_launched ? "; continue, under the same launcher, with\n" : "; continue with\n",
+                     resume_command(setup.out)));
+      return 128 + signal_of_any_rank(group, signals.signal());
     }
     result = conclude(setup, group, *trained, record);
   } catch (const IoError& error) {

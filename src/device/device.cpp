@@ -59,6 +59,13 @@ std::optional<c10::CachingDeviceAllocator::DeviceStats> stats_of(c10::Device dev
 
 int count_gpus() { return ask_driver().gpus; }
 
+GpuList list_gpus() {
+  const DriverAnswer& driver = ask_driver();
+  GpuList list{.gpus = {}, .problem = driver.problem};
+  for (int number = 0; number < driver.gpus; ++number) list.gpus.push_back(ask_gpu(number));
+  return list;
+}
+
 void check_device(std::string_view name) {
   if (name == "cpu" || name == "auto") return;
   const std::optional<int> number = number_of(name);

@@ -33,6 +33,18 @@ const DriverAnswer& ask_driver() {
   return answer;
 }
 
+GpuFacts ask_gpu(int number) {
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  // A number below that of cuDeviceGetCount() is its CUdevice, an int.
+  const auto get_name = reinterpret_cast<int (*)(char*, int, int)>(dlsym(driver, "cuDeviceGetName"));
+  const auto get_memory = reinterpret_cast<int (*)(size_t*, int)>(dlsym(driver, "cuDeviceTotalMem_v2"));
+  char name[128] = {};
+  size_t bytes = 0;
+  if (get_name == nullptr || get_name(name, sizeof(name) - 1, number) != 0) name[0] = '?';
+  if (get_memory == nullptr || get_memory(&bytes, number) != 0) bytes = 0;
+  return {.name = name, .bytes = static_cast<int64_t>(bytes)};
+}
+
 void load_cuda() {
   if (is_registered()) {  // a Python program, or one that links libtorch_cuda.so
     if (at::globalContext().hasCUDA()) return;

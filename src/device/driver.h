@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "trireme/device/device.h"
+
 namespace trireme {
 
 struct DriverAnswer {
@@ -12,6 +14,9 @@ struct DriverAnswer {
 
 /// Asked once per process: the driver reads CUDA_VISIBLE_DEVICES at its first call alone.
 const DriverAnswer& ask_driver();
+
+/// Requires  a number below `gpus` of ask_driver().
+GpuFacts ask_gpu(int number);
 
 /// Loads libtorch_cuda.so, which registers its kernels. Throws Error(kUnsupported): it is not there, or too old a
 /// driver.

@@ -41,7 +41,7 @@ TEST(Command, SuggestsTheNameThatWasMeant) {
   expect_wrong_use({"frobnicate"},
                    "trireme: there is no command 'frobnicate'; there is: train, generate, launch, "
                    "deepspeed, inspect, consolidate, convert, estimate, plan, config, "
-                   "top, timeline, docs (see "
+                   "top, timeline, env, docs, completion (see "
                    "trireme --help)");
   expect_wrong_use({"--versoin"},
                    "trireme: there is no flag --versoin. Did you mean `--version`? (see trireme --help)");
@@ -403,21 +403,40 @@ TEST(EstimateCommand, ReadsNumbersAsDecimalOnes) {
   EXPECT_NE(said.out.find("\"world\": 8,"), std::string::npos) << said.out;
 }
 
+TEST(EstimateCommand, TakesParametersAsPeopleWriteThem) {
+  const auto parameters = [](const std::string& text) {
+    const auto said = say({"estimate", "--params", text, "--world", "1", "--json"});
+    EXPECT_EQ(said.exit_code, 0) << said.err;
+    const auto at = said.out.find("\"parameters\": ");
+    return said.out.substr(at, said.out.find(',', at) - at);
+  };
+  const std::pair<const char*, const char*> cases[] = {
+      {"7B", "7000000000"},    {"7.5e9", "7500000000"}, {"350M", "350000000"}, {"1.3b", "1300000000"},
+      {"1t", "1000000000000"}, {"12k", "12000"},        {"1000", "1000"},      {"123456789", "123456789"}};
+  for (const auto& [text, number] : cases)
+    EXPECT_EQ(parameters(text), "\"parameters\": " + std::string(number)) << text;
+  for (const std::string wrong : {"7BB", "B", "7 B", "-7B", "7G", "1e9B1", "1e17B", "0.1"})
+    EXPECT_EQ(say({"estimate", "--params", wrong}).exit_code, 2) << wrong;
+}
+
 TEST(EstimateCommand, RefusesANumberOfParametersWhoseBytesNoIntegerHolds) {
   for (const std::string number : {"1e18", "1.1e17"})
     expect_wrong_use(
         {"estimate", "--params", number},
-        "trireme estimate: --params: '" + number + "' is not a number from 1 to 1e+17 (see trireme estimate --help)");
+        "trireme estimate: --params: '" + number +
+            "' is not a number of parameters from 1 to 1e+17; write it as 7B, 350M, 1.3b or 7.5e9 (see trireme "
+            "estimate --help)");
   EXPECT_EQ(say({"estimate", "--params", "1e17"}).exit_code, 0);
 }
 
 TEST(EstimateCommand, RefusesWrongFlags) {
   expect_wrong_use(
       {"estimate"},
-      "trireme estimate: how large is the model? Give --params, such as --params 7.5e9, or --model, such as --model "
+      "trireme estimate: how large is the model? Give --params, such as --params 7B, or --model, such as --model "
       "llama-130m");
   expect_wrong_use({"estimate", "--params", "big"},
-                   "trireme estimate: --params: 'big' is not a number from 1 to 1e+17 (see trireme estimate --help)");
+                   "trireme estimate: --params: 'big' is not a number of parameters from 1 to 1e+17; write it as 7B, "
+                   "350M, 1.3b or 7.5e9 (see trireme estimate --help)");
   expect_wrong_use({"estimate", "--params", "1", "--stage", "4"},
                    "trireme estimate: --stage: '4' is not a whole number from 0 to 3 (see trireme estimate --help)");
   expect_wrong_use(

@@ -193,6 +193,26 @@ TEST_F(SupervisorFiles, PassesSignalsOnAndLetsRanksEndByThemselves) {
   EXPECT_NE(done.out.find("[rank 1] saved\n"), std::string::npos);
 }
 
+TEST_F(SupervisorFiles, PassesARequestToSaveToRanksThatHandleItAndEndsNone) {
+  const std::string handles = "trap 'echo save' USR1; touch " + path("ready") + "; while [ ! -e " + path("end") +
+                              " ]; do sleep 0.05; done; echo done";
+  const std::string does_not = "while [ ! -e " + path("end") + " ]; do sleep 0.05; done; echo done";
+  std::thread sender([&] {
+    EXPECT_TRUE(becomes_true([&] { return std::filesystem::exists(path("ready")); }));
+    kill(getpid(), SIGUSR1);
+    std::this_thread::sleep_for(300ms);
+    std::ofstream(path("end")) << "now";
+  });
+  const auto done = supervise({shell(handles), shell(does_not)});
+  sender.join();
+  EXPECT_EQ(done.exit_code, 0) << done.err;
+  EXPECT_NE(done.out.find("[rank 0] save\n"), std::string::npos) << done.out;
+  EXPECT_NE(done.out.find("[rank 0] done\n"), std::string::npos) << done.out;
+  EXPECT_NE(done.out.find("[rank 1] done\n"), std::string::npos) << done.out;
+  EXPECT_EQ(done.err,
+            "trireme launch: SIGUSR1 is not passed to rank 1, which does not handle it and would be ended by it\n");
+}
+
 TEST_F(SupervisorFiles, KillsAtTheThirdSignalWhateverTheGrace) {
   std::thread user([&] {
     becomes_true([&] { return std::filesystem::exists(path("up")); });

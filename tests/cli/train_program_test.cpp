@@ -21,6 +21,16 @@ namespace {
 
 using trireme::testing::becomes_true;
 
+// Ranks are the supervisor's children, the last ones of them.
+std::vector<pid_t> children_of(pid_t parent) {
+  std::istringstream text(
+      contents_of("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) + "/children"));
+  std::vector<pid_t> children;
+  for (pid_t child = 0; text >> child;) children.push_back(child);
+  if (children.empty()) throw std::runtime_error("no children");
+  return children;
+}
+
 TEST_F(TrainProgram, TrainsOnTwoRanksAndEndsWithTheValidationLoss) {
   const auto done = run_program(train("run", {"--steps", "20"}));
   EXPECT_EQ(done.exit_code, 0) << done.err;
@@ -28,6 +38,33 @@ TEST_F(TrainProgram, TrainsOnTwoRanksAndEndsWithTheValidationLoss) {
   EXPECT_EQ(losses_of("run").size(), 20u);
   EXPECT_NE(contents_of(folder_ / "run/report.html").find("<html"), std::string::npos);
   EXPECT_NE(contents_of(folder_ / "run/resolved_config.json").find("\"stage\": 3"), std::string::npos);
+}
+
+TEST_F(TrainProgram, SaysNothingButTheResultWhereItIsToBeQuiet) {
+  const auto config = folder_.write("notes.json", R"({"steps_per_print": 1, "zero_allow_untested_optimizer": true})");
+  for (const std::string ranks : {"1", "2"}) {
+    const auto words =
+        with(train("quiet" + ranks, {"--steps", "4", "--save-every", "2", "--config", config}), "--ranks", ranks);
+    auto quiet = words;
+    quiet.push_back("--quiet");
+    const auto done = run_program(quiet);
+    EXPECT_EQ(done.exit_code, 0) << done.err;
+    EXPECT_EQ(done.err, "");
+    EXPECT_TRUE(std::regex_match(done.out, std::regex("validation loss [0-9]+\\.[0-9]{4}\n"))) << done.out;
+    EXPECT_EQ(losses_of("quiet" + ranks).size(), 4u);
+    // It is not kept for a run that goes on.
+    EXPECT_NE(run_program({"train", "--resume", "--out", folder_ / ("quiet" + ranks)}).err.find("nothing is left"),
+              std::string::npos);
+  }
+  const auto refused = run_program(train("quiet2", {"--steps", "4", "--quiet"}));
+  EXPECT_NE(refused.err.find("there is a run in this folder"), std::string::npos) << refused.err;
+  Program program(train("stopped", {"--steps", "100000", "--quiet"}));
+  ASSERT_TRUE(becomes_true([&] { return losses_of("stopped").size() >= 3; })) << program.err();
+  program.signal(SIGINT);
+  const auto stopped = program.wait();
+  EXPECT_EQ(stopped.exit_code, 130);
+  EXPECT_TRUE(std::regex_match(stopped.err, std::regex("interrupted after step [0-9]+; continue with\n[^\n]*\n")))
+      << stopped.err;
 }
 
 TEST_F(TrainProgram, ContinuesBitForBitWhereItWasSaved) {
@@ -63,10 +100,36 @@ TEST_F(TrainProgram, SavesTheSameFilesInTheBackgroundAndRecordsThemUnderTheirSte
         << file;
 }
 
-TEST_F(TrainProgram, ResumesFromNothingByStartingAnew) {
-  const auto done = run_program(train("new", {"--steps", "2", "--resume"}));
-  EXPECT_EQ(done.exit_code, 0) << done.err;
-  EXPECT_EQ(losses_of("new").size(), 2u);
+TEST_F(TrainProgram, ResumesFromNothingOnlyWhereItIsToldTo) {
+  for (const std::string ranks : {"1", "2"}) {
+    const auto refused = run_program(with(train("new" + ranks, {"--steps", "2", "--resume"}), "--ranks", ranks));
+    EXPECT_EQ(refused.exit_code, 2);
+    EXPECT_EQ(refused.err, "trireme train: --resume: " + (folder_ / ("new" + ranks)) +
+                               " has no checkpoint to continue from; correct --out, or give --resume-if-there to "
+                               "begin a run where there is none yet\n");
+    EXPECT_FALSE(std::filesystem::exists(folder_ / ("new" + ranks)));
+    // What a script says that Slurm starts again.
+    for (const size_t steps : {2, 4}) {
+      const auto done = run_program(
+          with(train("new" + ranks, {"--steps", std::to_string(steps), "--resume-if-there"}), "--ranks", ranks));
+      EXPECT_EQ(done.exit_code, 0) << done.err;
+      EXPECT_EQ(done.err.find("continues after step 2") != std::string::npos, steps == 4) << done.err;
+      EXPECT_EQ(losses_of("new" + ranks).size(), steps);
+    }
+  }
+}
+
+// A run that ended before its first checkpoint has its flags on record, with which it begins again.
+TEST_F(TrainProgram, BeginsAgainWithTheFlagsOfARunWithoutACheckpoint) {
+  Program program(train("early", {"--steps", "100000"}));
+  ASSERT_TRUE(becomes_true([&] { return losses_of("early").size() >= 1; })) << program.err();
+  program.signal(SIGKILL);
+  program.wait();
+  EXPECT_EQ(run_program({"train", "--resume", "--out", folder_ / "early"}).exit_code, 2);
+  ASSERT_TRUE(becomes_true([&] {
+    return run_program({"train", "--resume-if-there", "--steps", "2", "--out", folder_ / "early"}).exit_code == 0;
+  }));
+  EXPECT_EQ(losses_of("early").size(), 2u);
 }
 
 TEST_F(TrainProgram, SaysDtypesOnceInTheTableOfPrecisionWhereDetailsAreAskedFor) {
@@ -96,16 +159,37 @@ TEST_F(TrainProgram, SavesAndEndsCleanlyOnCtrlC) {
   EXPECT_EQ(losses_of("stopped").size(), steps + 2);
 }
 
+// As Slurm's --signal=USR1@60 sends it: to the launcher, to a rank alone, or to one process without ranks.
+TEST_F(TrainProgram, SavesAndGoesOnAtSigusr1) {
+  for (const std::string ranks : {"2", "1"}) {
+    const std::string out = "saved" + ranks;
+    Program program(with(train(out, {"--steps", "100000"}), "--ranks", ranks));
+    const auto saves = [&] {
+      const std::string said = program.err();
+      size_t count = 0;
+      for (size_t at = 0; (at = said.find(": saved ", at)) != std::string::npos; ++at) ++count;
+      return count;
+    };
+    ASSERT_TRUE(becomes_true([&] { return losses_of(out).size() >= 3; })) << program.err();
+    program.signal(SIGUSR1);
+    ASSERT_TRUE(becomes_true([&] { return saves() == 1; })) << program.err();
+    const auto steps = losses_of(out).size();
+    ASSERT_TRUE(becomes_true([&] { return losses_of(out).size() > steps; })) << program.err();
+    if (ranks == "2") {
+      kill(children_of(program.pid()).back(), SIGUSR1);
+      ASSERT_TRUE(becomes_true([&] { return saves() == 2; })) << program.err();
+    }
+    program.signal(SIGINT);
+    const auto done = program.wait();
+    EXPECT_EQ(done.exit_code, 130) << done.err;
+    EXPECT_EQ(done.err.find("not passed"), std::string::npos) << done.err;
+  }
+}
+
 TEST_F(TrainProgram, NamesTheRankThatWasKilled) {
   Program program(train("killed", {"--steps", "100000"}));
   ASSERT_TRUE(becomes_true([&] { return losses_of("killed").size() >= 3; })) << program.err();
-  // Ranks are the supervisor's children; the guard has another command line.
-  std::istringstream children(
-      contents_of("/proc/" + std::to_string(program.pid()) + "/task/" + std::to_string(program.pid()) + "/children"));
-  pid_t last = 0;
-  for (pid_t child = 0; children >> child;) last = child;
-  ASSERT_GT(last, 0);
-  kill(last, SIGKILL);
+  kill(children_of(program.pid()).back(), SIGKILL);
   const auto done = program.wait();
   EXPECT_EQ(done.exit_code, 137);
   EXPECT_NE(done.err.find("trireme train: rank 1 was killed by SIGKILL"), std::string::npos) << done.err;

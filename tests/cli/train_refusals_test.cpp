@@ -69,10 +69,10 @@ TEST_F(TrainProgramRefuses, ACheckpointFolderThatCannotBeWrittenToBeforeTheFirst
   const std::string complaint = "--out " + out + ": checkpoints cannot be written to " + file +
                                 ": Not a directory; make it a folder that may be written to, or choose another --out";
   for (const std::string ranks : {"1", "2"})
-    expect_refusal(with(train("run", {"--steps", "1", "--resume"}), "--ranks", ranks), complaint);
+    expect_refusal(with(train("run", {"--steps", "1", "--resume-if-there"}), "--ranks", ranks), complaint);
   // Ranks of a launcher: rank 0 looks, and the others tell what it found.
   std::vector<std::string> words = {"launch", "--num_gpus", "2", program_path()};
-  const auto own = train("run", {"--steps", "1", "--resume"});
+  const auto own = train("run", {"--steps", "1", "--resume-if-there"});
   words.insert(words.end(), own.begin(), own.end());
   const auto done = run_program(words);
   EXPECT_EQ(done.exit_code, 2) << done.err;
@@ -210,7 +210,7 @@ TEST_F(TrainProgramRefuses, ToLoseTheCheckpointBeforeAFullDisk) {
                                    R"({"model_type": "llama", "vocab_size": 256, "hidden_size": 128,
       "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2, "tie_word_embeddings": true})");
   const auto to_step = [&](const std::string& steps, const std::string& out) {
-    const auto words = train(out, {"--steps", steps, "--config", config, "--resume"});
+    const auto words = train(out, {"--steps", steps, "--config", config, "--resume-if-there"});
     return with(with(words, "--ranks", "1"), "--model", model);
   };
   const auto limited = [&](const std::string& out) {
@@ -233,7 +233,7 @@ TEST_F(TrainProgramRefuses, ToLoseTheCheckpointBeforeAFullDisk) {
   const auto first = limited("new");
   EXPECT_NE(first.err.find("File too large; raise the limit on the size of files (ulimit -f); there is no checkpoint "
                            "yet: when this is mended, start anew with " +
-                           program_path() + " train --resume --out " + (folder_ / "new") + "\n"),
+                           program_path() + " train --resume-if-there --out " + (folder_ / "new") + "\n"),
             std::string::npos)
       << first.err;
 }

@@ -22,6 +22,16 @@ TEST(Device, AutoIsTheHostWhereThereIsNoGpu) {
   EXPECT_EQ(choose_device("auto", 3), kHost);
 }
 
+TEST(Device, AListHasEachGpuOrTheReasonWhyThereAreNone) {
+  const GpuList list = list_gpus();
+  EXPECT_EQ(static_cast<int>(list.gpus.size()), count_gpus());
+  EXPECT_EQ(list.problem.empty(), !list.gpus.empty());
+  for (size_t i = 0; i < list.gpus.size(); ++i) {
+    EXPECT_GT(list.gpus[i].bytes, int64_t{1} << 30);
+    EXPECT_EQ(list.gpus[i].name, device_name(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(i))));
+  }
+}
+
 TEST(Device, RanksTakeTheGpusInTurns) {
   if (count_gpus() == 0) GTEST_SKIP() << "there is no GPU";
   EXPECT_EQ(choose_device("auto", count_gpus() + 1).index(), 1 % count_gpus());

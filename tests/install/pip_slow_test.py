@@ -125,6 +125,7 @@ class Pip(unittest.TestCase):
     def test_the_command_is_the_program(self):
         command = self.python.parent / "trireme"
         self.assertEqual(run(command, "--version"), (0, f"trireme {re.search(r'-([0-9.]+)-', self.wheel.name).group(1)}\n"))
+        self.assertEqual(must(self.python, "-W", "ignore", "-m", "trireme", "--version"), must(command, "--version"))
         status, out = run(command, "no-such-command")
         self.assertEqual(status, run(self.site / "trireme/bin/trireme", "no-such-command", LD_LIBRARY_PATH=str(TORCH / "torch/lib"))[0])
         self.assertNotEqual(status, 0)

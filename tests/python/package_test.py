@@ -1,14 +1,16 @@
 """The cost of importing the package, what it refuses to be imported with, and its types for type checkers."""
 import ast
 import importlib.util
+import json
 import os
 import pathlib
+import platform
 import shutil
 import statistics
 import sys
 import unittest
 
-from harness import Case, main, run
+from harness import Case, PROGRAM, main, run
 
 # Measured: 14 ms. Of the processor's time, so that what else the machine does counts little.
 ADDED_S = 0.1
@@ -69,6 +71,16 @@ class Package(Case):
         status, _, err = run([sys.executable, "-c", asked], environment={"TRIREME_DEVICE": "gpu"})
         self.assertEqual(status, 1)
         self.assertIn('ConfigError: TRIREME_DEVICE: device "gpu" is none of auto, cpu', err)
+
+    def test_as_a_module_it_is_the_command_under_this_python(self):
+        def said(*words):
+            return run([sys.executable, "-m", "trireme", *words])
+
+        self.assertEqual(said("--version"), run([PROGRAM, "--version"]))
+        self.assertEqual(said("no-such-command"), run([PROGRAM, "no-such-command"]))
+        status, out, err = said("env", "--json")
+        self.assertEqual(status, 0, err)
+        self.assertEqual(json.loads(out)["versions"]["python"], f"{platform.python_version()} ({sys.executable})")
 
     def test_the_stub_has_the_names_of_the_extension(self):
         from trireme._native import core  # pylint: disable=import-outside-toplevel

@@ -4,13 +4,28 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace trireme {
 
 /// NVIDIA GPUs that this process may use. Asks the driver alone: libtorch's CUDA half is not loaded.
 int count_gpus();
+
+/// A GPU, as the driver tells of it.
+struct GpuFacts {
+  std::string name;   ///< "NVIDIA H200"
+  int64_t bytes = 0;  ///< of its memory
+};
+
+/// The GPUs of count_gpus(), in the order of "cuda:N", or why there are none. Asks the driver alone.
+struct GpuList {
+  std::vector<GpuFacts> gpus;
+  std::string problem;  ///< empty where there are some
+};
+GpuList list_gpus();
 
 /// The device of a process that is number `local_rank` on its host. `name` is "auto" (a GPU where there is one, else
 /// the host), "cpu", "cuda" (the GPU of that rank) or "cuda:N". If there are more ranks than GPUs, rank r takes GPU r

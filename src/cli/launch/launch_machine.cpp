@@ -23,13 +23,6 @@
 namespace trireme::cli {
 namespace {
 
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1u, std::thread::hardware_concurrency());  // more than 1024 cores: the set above is too small
-}
-
 // Binds `port` (0: any free one) and returns the port; 0 when it is taken.
 int bind_port(int port) {
   const Fd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -63,23 +56,29 @@ std::string path_with_package() {
   return str(named, named.empty() ? "" : ":", packages.string());
 }
 
-// The Python that TRIREME_PYTHON names; in a build tree the one that the package is built for, which the build has left
-// beside the program; else `fallback`.
-std::string python_to_run(const std::string& fallback) {
-  if (const auto python = environment("TRIREME_PYTHON"); python && !python->empty()) return *python;
-  std::ifstream file(own_folder() / "share" / "trireme" / "python");
-  std::string built_for;
-  return std::getline(file, built_for) ? built_for : fallback;
+}  // namespace
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1u, std::thread::hardware_concurrency());  // more than 1024 cores: the set above is too small
 }
 
-}  // namespace
+std::string python_of_scripts() {
+  if (const auto python = environment("TRIREME_PYTHON"); python && !python->empty()) return *python;
+  // Of a build tree: the build has left the file beside the program.
+  std::ifstream file(own_folder() / "share" / "trireme" / "python");
+  std::string built_for;
+  return std::getline(file, built_for) ? built_for : LaunchMachine{}.python;
+}
 
 LaunchMachine this_machine() {
   std::array<char, 256> name{};
   gethostname(name.data(), name.size() - 1);
   LaunchMachine machine{.host_name = name.data(), .cores = usable_cores(), .free_port = bind_port(0)};
   machine.has_omp_num_threads = environment("OMP_NUM_THREADS").has_value();
-  machine.python = python_to_run(machine.python);
+  machine.python = python_of_scripts();
   machine.python_path = path_with_package();
   if (!environment("TRIREME_TOKEN")) machine.token = random_text();
   if (machine.free_port == 0) throw IoError(str("no free port for rendezvous: ", std::strerror(errno)));

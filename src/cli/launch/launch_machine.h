@@ -1,6 +1,8 @@
 // The facts of this machine that a launch needs.
 #pragma once
 
+#include <string>
+
 #include "cli/launch/launch_plan.h"
 
 namespace trireme::cli {
@@ -10,6 +12,12 @@ namespace trireme::cli {
 ///
 /// Throws    IoError: no port is free.
 LaunchMachine this_machine();
+
+/// The cores that this process may use.
+int usable_cores();
+
+/// The Python under which scripts are run: that of TRIREME_PYTHON, else the one that the package is built for.
+std::string python_of_scripts();
 
 /// Throws    ConfigError: somebody listens on `port` already.
 void check_port_is_free(int port);

@@ -1,6 +1,7 @@
 #include "cli/launch/rank_process.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -10,9 +11,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <sstream>
+#include <string_view>
 #include <vector>
 
 #include "trireme/base/environment.h"
@@ -110,6 +114,7 @@ RankProcess RankProcess::start(const RankCommand& command) {
   auto out = make_pipe();
   auto err = make_pipe();
   auto channel = make_channel();
+  auto before_exec = make_pipe();
   auto argv = command.argv;
   auto environment = environment_of(command, channel.rank_end.get());
   const auto argv_pointers = pointers_to(argv);
@@ -130,6 +135,7 @@ RankProcess RankProcess::start(const RankCommand& command) {
   process.out_ = std::move(out.read_end);
   process.err_ = std::move(err.read_end);
   process.channel_ = std::move(channel.launcher_end);
+  process.before_exec_ = std::move(before_exec.read_end);
   for (const int fd : {process.out_.get(), process.err_.get()}) fcntl(fd, F_SETFL, O_NONBLOCK);
 #ifdef SYS_pidfd_open
   process.ended_ = Fd(static_cast<int>(syscall(SYS_pidfd_open, process.pid_, 0)));
@@ -139,6 +145,21 @@ RankProcess RankProcess::start(const RankCommand& command) {
 
 void RankProcess::signal(int number) const noexcept {
   if (!reaped_) kill(-pid_, number);
+}
+
+bool RankProcess::signal_if_handled(int number) const {
+  constexpr std::string_view kCaught = "SigCgt:", kIgnored = "SigIgn:";  // of one length
+  // Between fork and exec the process has the launcher's own handlers.
+  pollfd exec{before_exec_.get(), POLLIN, 0};
+  if (reaped_ || poll(&exec, 1, 0) != 1) return false;
+  std::ifstream file(str("/proc/", pid_, "/status"));
+  uint64_t handled = 0;
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with(kCaught) || line.starts_with(kIgnored))
+      handled |= std::strtoull(line.c_str() + kCaught.size(), nullptr, 16);
+  if ((handled >> (number - 1) & 1) == 0) return false;
+  kill(pid_, number);
+  return true;
 }
 
 bool RankProcess::is_stopped() const {

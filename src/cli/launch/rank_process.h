@@ -64,6 +64,9 @@ class RankProcess {
 
   /// To the whole process group. Does nothing once the process has been reaped.
   void signal(int number) const noexcept;
+  /// To the process alone, where it handles or ignores the signal. False: it does not, or is not the program yet; it
+  /// got nothing.
+  bool signal_if_handled(int number) const;
   /// True while SIGSTOP or a debugger holds it.
   bool is_stopped() const;
   /// The wait status, once the process has ended; what is left of its group is killed first. Nothing while it runs.
@@ -78,6 +81,7 @@ class RankProcess {
   Fd err_;
   Fd channel_;
   Fd ended_;
+  Fd before_exec_;  // at its end once the process is the program
 };
 
 /// The file that `name` stands for: itself with a slash in it, else found along PATH.

@@ -1,4 +1,4 @@
-// SIGINT, SIGTERM and SIGHUP as bytes in a pipe, so that a poll loop can wait for them beside everything else.
+// SIGINT, SIGTERM, SIGHUP and SIGUSR1 as bytes in a pipe, so that a poll loop can wait for them beside everything else.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 
 namespace trireme::cli {
 
-/// Catches the three signals while it lives; one that was ignored before (nohup) stays ignored. One at a time per
+/// Catches the four signals while it lives; one that was ignored before (nohup) stays ignored. One at a time per
 /// process.
 class SignalPipe {
  public:
@@ -23,10 +23,10 @@ class SignalPipe {
   int next() noexcept;
 
  private:
-  static constexpr std::array<int, 3> kSignals = {SIGINT, SIGTERM, SIGHUP};
+  static constexpr std::array<int, 4> kSignals = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 
   Pipe pipe_;
-  std::array<struct sigaction, 3> before_{};
+  std::array<struct sigaction, kSignals.size()> before_{};
 };
 
 }  // namespace trireme::cli

@@ -13,6 +13,7 @@
 #include "cli/shell/exit_code.h"
 #include "cli/shell/print.h"
 #include "trireme/base/error.h"
+#include "trireme/base/words.h"
 
 namespace trireme::cli {
 
@@ -30,6 +31,13 @@ Fd log_of(const std::string& folder, size_t rank) {
     throw ConfigError(str("--log-dir ", folder, ": ", path.string(), " cannot be written: ", std::strerror(errno),
                           "; give a folder that may be written to"));
   return log;
+}
+
+// A rank that does not handle the signal would be ended by it, and nobody asked for that.
+std::string text_of_left_out(const std::string& name, const std::vector<std::string>& ranks) {
+  if (ranks.empty()) return "";
+  return str(name, ": SIGUSR1 is not passed to ", ranks.size() == 1 ? "rank " : "ranks ", joined(ranks),
+             ranks.size() == 1 ? ", which does" : ", which do", " not handle it and would be ended by it\n");
 }
 
 }  // namespace
@@ -200,6 +208,13 @@ void Supervisor::on_end(RunningRank& rank) {
 }
 
 void Supervisor::on_signal(int number) {
+  if (number == SIGUSR1) {
+    std::vector<std::string> left_out;
+    for (const auto& rank : ranks_)
+      if (!rank->has_ended && !rank->process.signal_if_handled(number))
+        left_out.push_back(std::to_string(rank->end.rank));
+    return relay(options_.err, text_of_left_out(options_.name, left_out));
+  }
   if (phase_ == Phase::kTerminating || phase_ == Phase::kKilling || signals_seen_ >= 2) {
     signal_all(SIGKILL);
     return enter(Phase::kKilling, options_.grace);

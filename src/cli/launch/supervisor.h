@@ -41,8 +41,9 @@ struct SupervisorOptions {
 /// Runs one job. Use it once.
 ///
 /// The first rank that ends with a code other than 0 ends the job: the others get SIGTERM and, after `grace`, SIGKILL.
-/// SIGINT, SIGTERM and SIGHUP are passed to all ranks; a second one starts the same grace, a third kills. What a rank
-/// leaves running in its process group is killed when it ends.
+/// SIGINT, SIGTERM and SIGHUP are passed to all ranks; a second one starts the same grace, a third kills. SIGUSR1 asks
+/// for a save: it is passed to ranks that handle it, and ends none. What a rank leaves running in its process group is
+/// killed when it ends.
 class Supervisor {
  public:
   Supervisor(std::vector<RankCommand> commands, const SupervisorOptions& options);
