@@ -103,10 +103,10 @@ void Tokenizer::Parts::read_added(const Json& list, const std::string& place) {
     fields.end();
     if (const auto known = model_->token(token.content); known && *known != token.id)
       fields.fail("id", str("the vocabulary has ", *known, " for this token"));
-    set_text(token.id, token.content);
     added_ids_[token.content] = token.id;
     if (is_special) special.insert(token.id);
     if (is_normalized && normalizer_) token.content = normalizer_->apply(token.content);
+    set_text(token.id, token.content);
     (is_normalized ? added_normalized_ : added_).add(token);
   }
 }
