@@ -591,6 +591,10 @@ void add_observe(Table& table) {
               "the first optimizer step that is recorded; the first ever is 1");
   table.works("steps", integer(kCount), at<observe, timeline, &TimelineOptions::steps>, "so many steps; 0: to the end");
   table.works("operators", flag(), at<observe, timeline, &TimelineOptions::operators>, "with libtorch's operators");
+  table.section = "trireme.";
+  table.works("record", folder(), at<observe, &ObserveOptions::record>,
+              "ours: rank 0 writes `metrics.jsonl` and `report.html` of the run there "
+              "([observe](observe.md#a-programs-record))");
 }
 
 void add_flops_profiler(Table& table) {

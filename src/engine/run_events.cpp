@@ -2,18 +2,58 @@
 
 #include <ATen/TensorOperators.h>
 
+#include <torch/version.h>
+
 #include <utility>
 
+#include "engine/step_record.h"
 #include "trireme/base/error.h"
+#include "trireme/base/version.h"
 #include "trireme/comm/agreement.h"
 #include "trireme/intercept.h"
+#include "trireme/observe/run_status.h"
+#include "trireme/precision/precision.h"
+#include "trireme/training/training.h"
 
 namespace trireme {
+namespace {
+
+// Of the whole model, where rank 0 has whole layers and all of them; else 0, which means that it is not known.
+int64_t parameter_count(const Training& training) {
+  const Degrees& degrees = training.config().degrees;
+  if (degrees.pipe * degrees.tensor * degrees.model > 1) return 0;
+  int64_t count = 0;
+  for (const ParameterSpec& parameter : training.pager().parameters()) count += c10::multiply_integers(parameter.shape);
+  return count;
+}
+
+RunInfo run_info(const Training& training) {
+  const Config& config = training.config();
+  return {.parameters = parameter_count(training),
+          .ranks = training.groups().model.size(),
+          .zero_stage = config.pager.stage,
+          .dtype = short_name(config.precision.weight_dtype),
+          .config = to_text(config),
+          .started = utc_now(),
+          .host = host_name(),
+          .versions = str("Trireme ", kVersion, ", torch ", TORCH_VERSION)};
+}
+
+}  // namespace
+
+RunEvents::RunEvents() = default;
+RunEvents::~RunEvents() = default;
 
 InitializeOptions RunEvents::opening(InitializeOptions options) {
   options.prepare = [this, takes_events = options.takes_events, others = std::move(options.prepare)](
                         const Config& config, Group& model) {
     if (others) others(config, model);
+    const bool records = !config.observe.record.empty();
+    if (records)
+      all_or_throw(model, [&] {
+        if (model.rank() == 0) record_ = std::make_unique<StepRecord>(config.observe.record);
+      });
+    collects_ = records && model.rank() == 0;
     if (!config.monitors.is_on()) return;
     if (config.monitors.needs_python() && !takes_events)
       throw ConfigError(str("`", config.monitors.wandb.enabled ? "wandb" : "comet",
@@ -34,31 +74,71 @@ void RunEvents::add_monitor(std::string name, EventSink sink) {
   collects_ = true;
 }
 
+void RunEvents::follow(Training& training) {
+  training_ = &training;
+  if (record_) record_->describe(run_info(training));
+}
+
 void RunEvents::add_loss(const at::Tensor& weighted_loss) {
   if (!collects_) return;
   const WithoutInterception own_operators;
   // A copy: the program has the tensor, and may write to it.
   const at::Tensor loss = weighted_loss.detach().to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   loss_ = loss_.defined() ? loss_ + loss : loss;
+  const auto& groups = training_->step().known_hyperparameters().groups();
+  if (!groups.empty()) lr_ = groups.front().lr;
 }
 
 std::vector<MonitorEvent> RunEvents::take(std::optional<double> lr) {
   if (!collects_) return {};
   const WithoutInterception own_operators;
-  const int64_t samples = step_->known_progress().global_samples;
+  TrainStep& step = training_->step();
+  const int64_t samples = step.known_progress().global_samples;
   std::vector<MonitorEvent> events;
-  if (loss_.defined()) events.push_back({"Train/Samples/train_loss", loss_.item<double>(), samples});
-  drop();
-  const auto& groups = step_->hyperparameters().groups();
+  if (window_loss_.defined()) events.push_back({"Train/Samples/train_loss", window_loss_.item<double>(), samples});
+  const auto& groups = step.hyperparameters().groups();
   if (!lr && !groups.empty()) lr = groups.front().lr;
   if (lr) events.push_back({"Train/Samples/lr", *lr, samples});
-  if (const std::optional<double> scale = step_->loss_scale())
+  if (const std::optional<double> scale = step.loss_scale())
     events.push_back({"Train/Samples/loss_scale", *scale, samples});
   return events;
 }
 
 void RunEvents::tell() {
+  if (!collects_) return;
+  window_loss_ = std::exchange(loss_, {});
+  const std::optional<double> lr = std::exchange(lr_, {});
   if (!monitors_.is_empty()) monitors_.write(take());
+  if (record_) write_line(lr);
+}
+
+void RunEvents::write_line(std::optional<double> lr) {
+  const WithoutInterception own_operators;
+  TrainStep& step = training_->step();
+  const TrainingProgress& progress = step.progress();
+  const auto& groups = step.hyperparameters().groups();
+  const int64_t tokens_per_sample = training_->counts().tokens_per_sample();
+  StepMetrics metrics{.step = progress.global_steps,
+                      .samples = progress.global_samples,
+                      .tokens = progress.global_samples * tokens_per_sample,
+                      .learning_rate = lr.value_or(groups.empty() ? 0 : groups.front().lr),
+                      .grad_norm = step.outcome().norm,
+                      .skipped_steps = progress.skipped_steps,
+                      .loss_scale = step.loss_scale()};
+  if (window_loss_.defined()) metrics.loss = window_loss_.item<double>();
+  record_->step(metrics, training_->config().batch.train_batch_size * tokens_per_sample);
+}
+
+void RunEvents::note_checkpoint(const SavedCheckpoint& saved) {
+  if (!record_) return;
+  record_->checkpoint({.step = training_->step().known_progress().global_steps,
+                       .tag = saved.path.filename().string(),
+                       .bytes = saved.tensor_bytes,
+                       .seconds = saved.seconds});
+}
+
+void RunEvents::end() {
+  if (record_) record_->end();
 }
 
 }  // namespace trireme

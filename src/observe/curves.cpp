@@ -11,8 +11,8 @@ std::vector<double> smoothed_losses(const std::vector<StepMetrics>& steps) {
   std::vector<double> smooth;
   double sum = 0, weight = 0;
   for (const auto& step : steps) {
-    if (std::isfinite(step.loss)) {
-      sum = keep * sum + (1 - keep) * step.loss;
+    if (step.loss && std::isfinite(*step.loss)) {
+      sum = keep * sum + (1 - keep) * *step.loss;
       weight = keep * weight + (1 - keep);
     }
     smooth.push_back(weight > 0 ? sum / weight : std::numeric_limits<double>::quiet_NaN());
@@ -25,7 +25,8 @@ std::vector<size_t> thinned(const std::vector<StepMetrics>& steps, size_t points
   const size_t buckets = steps.size() <= points ? steps.size() : points / 2;
   // A value that is not finite counts as largest: it is what one looks for.
   const auto rank = [&](size_t i) {
-    return std::isfinite(steps[i].loss) ? steps[i].loss : std::numeric_limits<double>::infinity();
+    const double loss = steps[i].loss.value_or(0);
+    return std::isfinite(loss) ? loss : std::numeric_limits<double>::infinity();
   };
   for (size_t bucket = 0; bucket < buckets; ++bucket) {
     const size_t begin = bucket * steps.size() / buckets, end = (bucket + 1) * steps.size() / buckets;

@@ -141,14 +141,13 @@ void MetricsWriter::run(const RunInfo& info) {
 }
 
 void MetricsWriter::step(const StepMetrics& metrics) {
-  Json json = {{"step", metrics.step},
-               {"samples", metrics.samples},
-               {"tokens", metrics.tokens},
-               {"loss", number(metrics.loss)},
-               {"lr", number(metrics.learning_rate)}};
+  Json json = {{"step", metrics.step}, {"samples", metrics.samples}};
+  if (metrics.tokens > 0) json["tokens"] = metrics.tokens;
+  if (metrics.loss) json["loss"] = number(*metrics.loss);
+  json["lr"] = number(metrics.learning_rate);
   if (metrics.grad_norm) json["grad_norm"] = number(*metrics.grad_norm);
   json["step_ms"] = number(metrics.step_ms);
-  json["tokens_per_s"] = number(metrics.tokens_per_s);
+  if (metrics.tokens_per_s != 0) json["tokens_per_s"] = number(metrics.tokens_per_s);
   if (metrics.tflops_per_rank) json["tflops_per_rank"] = number(*metrics.tflops_per_rank);
   if (metrics.mfu) json["mfu"] = number(*metrics.mfu);
   if (const auto& disk = metrics.disk)

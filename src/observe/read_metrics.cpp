@@ -38,7 +38,7 @@ StepMetrics step_from(const Json& json) {
   return {.step = json.at("step").get<int64_t>(),
           .samples = json.value("samples", int64_t{0}),
           .tokens = json.value("tokens", int64_t{0}),
-          .loss = number_from(json.at("loss")),
+          .loss = maybe_at(json, "loss"),
           .learning_rate = number_at(json, "lr"),
           .grad_norm = maybe_at(json, "grad_norm"),
           .step_ms = number_at(json, "step_ms"),

@@ -60,23 +60,44 @@ std::string mebibytes(const std::vector<int64_t>& bytes_of_rank) {
   return text;
 }
 
+/// How much the ranks trained on in a second, step by step.
+struct Throughput {
+  const char* unit;
+  std::vector<double> of_steps;
+};
+
+/// In tokens where the run has told them, else in samples.
+Throughput throughput_of(const std::vector<StepMetrics>& steps) {
+  const bool has_tokens = !steps.empty() && steps.back().tokens > 0;
+  Throughput throughput{.unit = has_tokens ? "tokens/s" : "samples/s", .of_steps = {}};
+  // A resumed run's first step has samples of earlier ones.
+  int64_t samples = steps.empty() ? 0 : steps[0].samples - steps[0].samples / std::max<int64_t>(steps[0].step, 1);
+  for (const StepMetrics& step : steps) {
+    const double of_samples = static_cast<double>(step.samples - std::exchange(samples, step.samples));
+    throughput.of_steps.push_back(has_tokens ? step.tokens_per_s : of_samples * 1000 / step.step_ms);
+  }
+  return throughput;
+}
+
 Json finite(double value) { return std::isfinite(value) ? Json(value) : Json(); }
 
 /// The data that the script draws. Values that are not finite become null: a hole in the line.
 std::string curve_data(const RunLog& log) {
   const auto smooth = smoothed_losses(log.steps);
+  const Throughput throughput = throughput_of(log.steps);
   Json data;
+  data["throughput_unit"] = throughput.unit;
   for (const char* key :
-       {"steps", "loss", "smooth", "lr", "grad_norm", "tokens_per_s", "memory", "validation", "checkpoints"})
+       {"steps", "loss", "smooth", "lr", "grad_norm", "throughput", "memory", "validation", "checkpoints"})
     data[key] = Json::array();
   for (const size_t i : thinned(log.steps, kCurvePoints)) {
     const StepMetrics& step = log.steps[i];
     data["steps"].push_back(step.step);
-    data["loss"].push_back(finite(step.loss));
+    data["loss"].push_back(step.loss ? finite(*step.loss) : Json());
     data["smooth"].push_back(finite(smooth[i]));
     data["lr"].push_back(finite(step.learning_rate));
     data["grad_norm"].push_back(step.grad_norm ? finite(*step.grad_norm) : Json());
-    data["tokens_per_s"].push_back(finite(step.tokens_per_s));
+    data["throughput"].push_back(finite(throughput.of_steps[i]));
   }
   // Memory is measured every so often: a curve of its own, without the steps in between.
   for (const auto& point : measured_memory_mib(log.steps, kCurvePoints))
@@ -89,18 +110,22 @@ std::string curve_data(const RunLog& log) {
   return text;
 }
 
-/// The values of `value_of(step)` over the steps that have a finite one.
-template <class ValueOf>
-std::optional<double> median(const std::vector<StepMetrics>& steps, ValueOf value_of) {
-  std::vector<double> values;
-  for (const auto& step : steps) {
-    const std::optional<double> value = value_of(step);
-    if (value && std::isfinite(*value)) values.push_back(*value);
-  }
+/// The median of those that are finite.
+std::optional<double> median(std::vector<double> values) {
+  std::erase_if(values, [](double value) { return !std::isfinite(value); });
   if (values.empty()) return std::nullopt;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
+}
+
+/// The same of the values of `value_of(step)` over the steps that have one.
+template <class ValueOf>
+std::optional<double> median(const std::vector<StepMetrics>& steps, ValueOf value_of) {
+  std::vector<double> values;
+  for (const auto& step : steps)
+    if (const std::optional<double> value = value_of(step)) values.push_back(*value);
+  return median(std::move(values));
 }
 
 double duration_s(const RunLog& log) {
@@ -160,12 +185,18 @@ std::string tiles(const RunLog& log) {
   }
   if (!log.steps.empty()) {
     const StepMetrics& last = log.steps.back();
-    page += tile("Training loss, smoothed", fixed(smoothed_losses(log.steps).back(), 4),
-                 str("last step ", fixed(last.loss, 4)));
-    const auto tokens_per_s = median(log.steps, [](const StepMetrics& step) { return step.tokens_per_s; });
-    page += tile("Throughput", short_count(tokens_per_s.value_or(0)), "tokens/s, median step") + compute_tile(log);
-    page += tile("Duration", short_duration(duration_s(log)),
-                 str(grouped(last.step), " steps, ", short_count(static_cast<double>(last.tokens)), " tokens"));
+    if (last.loss)
+      page += tile("Training loss, smoothed", fixed(smoothed_losses(log.steps).back(), 4),
+                   str("last step ", fixed(*last.loss, 4)));
+    const Throughput throughput = throughput_of(log.steps);
+    page += tile("Throughput", short_count(median(throughput.of_steps).value_or(0)),
+                 str(throughput.unit, ", median step")) +
+            compute_tile(log);
+    const bool has_tokens = last.tokens > 0;
+    page += tile(
+        "Duration", short_duration(duration_s(log)),
+        str(grouped(last.step), " steps, ", short_count(static_cast<double>(has_tokens ? last.tokens : last.samples)),
+            has_tokens ? " tokens" : " samples"));
   }
   const auto memory = peak_memory_of_rank(log);
   if (!memory.empty())
@@ -178,7 +209,7 @@ std::string warnings(const RunLog& log) {
   std::string page;
   const auto warn = [&](const std::string& text) { page += "<p class=\"warning\">" + escaped(text) + "</p>\n"; };
   if (log.steps.empty()) warn("No step was recorded in this run.");
-  const auto is_bad = [](const StepMetrics& step) { return !std::isfinite(step.loss); };
+  const auto is_bad = [](const StepMetrics& step) { return step.loss && !std::isfinite(*step.loss); };
   const auto bad = std::count_if(log.steps.begin(), log.steps.end(), is_bad);
   if (bad > 0)
     warn(str("The loss was not finite in ", bad, bad == 1 ? " step" : " steps", ", first in step ",
@@ -215,7 +246,7 @@ std::string details_table(const RunLog& log) {
     row("Steps", str(grouped(log.steps.back().step),
                      log.run && log.run->total_steps > 0 ? " of " + grouped(log.run->total_steps) : ""));
     row("Samples", grouped(log.steps.back().samples));
-    row("Tokens", grouped(log.steps.back().tokens));
+    if (log.steps.back().tokens > 0) row("Tokens", grouped(log.steps.back().tokens));
   }
   const auto memory = peak_memory_of_rank(log);
   row(memory.size() > 1 ? "Peak memory of each rank" : "Peak memory", mebibytes(memory));

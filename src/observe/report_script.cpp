@@ -177,7 +177,8 @@ const std::string_view kReportScript = R"js(
   });
   one("Learning rate", "learning rate", "violet", data.lr, { fromZero: true });
   one("Gradient norm before clipping", "norm", "teal", data.grad_norm, { fromZero: true });
-  one("Throughput, tokens/s", "tokens/s", "blue", data.tokens_per_s, { fromZero: true, value: whole });
+  const rate = data.throughput_unit;
+  one(`Throughput, ${rate}`, rate, "blue", data.throughput, { fromZero: true, value: rate === "tokens/s" ? whole : plain });
   one("Memory of the largest rank, MiB", "proportional set size", "slate", data.memory.map((p) => p[1]),
     { x: data.memory.map((p) => p[0]), fromZero: true, value: whole });
 })();

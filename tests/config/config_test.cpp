@@ -75,7 +75,7 @@ TEST(Config, SpellsOutEveryDefault) {
       R"("trireme":{"gather":"auto","live_bytes":4000000000,"prefetch_bytes":200000000,"merge_below_bytes":65536,)"
       R"("sequence_attention":"ulysses","stochastic_rounding":false,"poison":false,"register_buffers":false,"recompute":"none",)"
       R"("tiled":{"loss_tokens":0,"mlp_tokens":0},"pipeline":{"schedule":"1f1b","chunks":1,"whole_gradients":"auto"},)"
-      R"("timeline":{"enabled":false,"output_path":"timeline","start_step":2,"steps":10,"operators":true}},)"
+      R"("timeline":{"enabled":false,"output_path":"timeline","start_step":2,"steps":10,"operators":true},"record":null},)"
       R"("pipeline":{"stages":1,"partition":"best","activation_checkpoint_interval":0},"checkpoint":{"tag_validation":"Warn","keep_last":0,"async_save":false,"verify":"while_reading"},)"
       R"("wall_clock_breakdown":false,"memory_breakdown":false,"dump_state":false,"comms_logger":{"enabled":false,)"
       R"("verbose":false,"prof_all":true,"debug":false,"prof_ops":[]},"sequence_parallel_size":1,"deterministic":false,)"

@@ -101,7 +101,7 @@ TEST(Metrics, NumbersThatAreNotFiniteSurvive) {
   step.loss_scale = 512;
   writer.step(step);
   const RunLog log = read_metrics(folder / "metrics.jsonl");
-  EXPECT_TRUE(std::isnan(log.steps[0].loss));
+  EXPECT_TRUE(std::isnan(log.steps[0].loss.value()));
   EXPECT_EQ(log.steps[0].grad_norm, std::numeric_limits<double>::infinity());
   EXPECT_EQ(log.steps[0].loss_scale, 512);
 }

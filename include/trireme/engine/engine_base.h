@@ -95,7 +95,9 @@ class EngineBase {
 
   /// As Training::save(). Collective.
   SavedCheckpoint save_checkpoint(const std::filesystem::path& directory, const SaveCheckpointOptions& options = {}) {
-    return training_.save(directory, options);
+    const SavedCheckpoint saved = training_.save(directory, options);
+    events_.note_checkpoint(saved);
+    return saved;
   }
   /// As Training::load(). Collective.
   virtual std::optional<LoadedState> load_checkpoint(const std::filesystem::path& directory,
@@ -118,10 +120,16 @@ class EngineBase {
   /// The monitors that the configuration switches on, and what they are told (docs/observe.md); a program may add to
   /// both.
   RunEvents& events() { return events_; }
+  /// The tokens of a sample, for throughput in tokens (`trireme top`, `trireme.record`); a model whose input a façade
+  /// sees as token ids has told them.
+  void set_tokens_per_sample(int64_t tokens);
 
   /// Gives the parameters whole, unmanaged storage again and frees everything else. Collective. The engine cannot be
   /// used afterwards.
-  void destroy() { training_.destroy(); }
+  void destroy() {
+    events_.end();
+    training_.destroy();
+  }
 
   const Config& config() const { return training_.config(); }
   /// The ranks over which ZeRO shards: they have the same module, and different samples or parts of samples.
@@ -139,11 +147,11 @@ class EngineBase {
  protected:
   EngineBase(Group& group, torch::nn::Module& module, const InitializeOptions& options)
       : training_(group, module, events_.opening(options)) {
-    events_.follow(training_.step());
+    events_.follow(training_);
   }
   EngineBase(const Grid& grid, torch::nn::Module& module, const InitializeOptions& options)
       : training_(grid, module, events_.opening(options)) {
-    events_.follow(training_.step());
+    events_.follow(training_);
   }
 
   Training& training() { return training_; }

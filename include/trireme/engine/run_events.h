@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -10,15 +11,23 @@
 
 #include "trireme/engine/options.h"
 #include "trireme/observe/monitors.h"
-#include "trireme/step/train_step.h"
 
 namespace trireme {
 
+class StepRecord;
+class Training;
+struct SavedCheckpoint;
+
 /// Tells monitors of each step: `Train/Samples/train_loss`, the mean of rank 0's losses of the window; `…/lr`, the rate
-/// of the next step in the first parameter group; in fp16 `…/loss_scale`. Only rank 0 has monitors. Where none is
-/// switched on, nothing here costs anything.
+/// of the next step in the first parameter group; in fp16 `…/loss_scale`; and writes the record that `trireme.record`
+/// asks for. Only rank 0 has monitors and record. Where none is switched on, nothing here costs anything.
 class RunEvents {
  public:
+  RunEvents();
+  ~RunEvents();
+  RunEvents(const RunEvents&) = delete;
+  RunEvents& operator=(const RunEvents&) = delete;
+
   /// Hands events of the program's own to the monitors.
   void write(std::span<const MonitorEvent> events) { monitors_.write(events); }
   /// Another monitor, on the rank that adds it; `name` opens what is said about it.
@@ -33,19 +42,28 @@ class RunEvents {
   /// `options`, with which the monitors of the configuration are opened before the module is changed; ConfigError where
   /// they need Python, IoError where a folder cannot be written, both on every rank.
   InitializeOptions opening(InitializeOptions options);
-  void follow(TrainStep& step) { step_ = &step; }
+  /// `training` outlives the last tell() and take().
+  void follow(Training& training);
   /// Adds the loss of a backward pass, in the weight that it has in the window's mean. Waits for no device.
   void add_loss(const at::Tensor& weighted_loss);
   /// Forgets the window's losses.
   void drop() { loss_.reset(); }
-  /// Tells the monitors of the step that has just ended.
+  /// Tells the monitors of the step that has just ended, and writes its line.
   void tell();
+  void note_checkpoint(const SavedCheckpoint& saved);
+  /// Ends the record.
+  void end();
 
  private:
+  void write_line(std::optional<double> lr);
+
   Monitors monitors_;
   bool collects_ = false;
-  at::Tensor loss_;  ///< sum over the window's backward passes, fp32; undefined: there was none
-  TrainStep* step_ = nullptr;
+  at::Tensor loss_;           ///< sum over the window's backward passes, fp32; undefined: there was none
+  at::Tensor window_loss_;    ///< the same of the last window that has ended
+  std::optional<double> lr_;  ///< at the window's last backward pass, in the first parameter group
+  std::unique_ptr<StepRecord> record_;
+  Training* training_ = nullptr;
 };
 
 }  // namespace trireme

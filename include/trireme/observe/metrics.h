@@ -33,15 +33,15 @@ struct DiskMetrics {
 
 /// A line of a step.
 struct StepMetrics {
-  int64_t step = 0;     ///< optimizer steps done, this one included
-  int64_t samples = 0;  ///< since the start of training, all ranks
-  int64_t tokens = 0;   ///< since the start of training, all ranks
-  double loss = 0;      ///< mean over the global batch
+  int64_t step = 0;                 ///< optimizer steps done, this one included
+  int64_t samples = 0;              ///< since the start of training, all ranks
+  int64_t tokens = 0;               ///< since the start of training, all ranks; 0: not known, and not written
+  std::optional<double> loss = {};  ///< mean over the global batch; nothing where nobody has told it
   double learning_rate = 0;
   std::optional<double> grad_norm;  ///< before clipping
   double step_ms = 0;
-  double tokens_per_s = 0;                     ///< all ranks
-  MemoryUse memory;                            ///< the largest of any rank; zeros are not written
+  double tokens_per_s = 0;                     ///< all ranks; 0: not known, and not written
+  MemoryUse memory = {};                       ///< the largest of any rank; zeros are not written
   int64_t skipped_steps = 0;                   ///< so far, because of an overflow
   std::optional<double> loss_scale = {};       ///< after this step; nothing where nothing computes in fp16
   std::optional<double> tflops_per_rank = {};  ///< 10^12 floating point operations per second of one rank, of this step
@@ -57,7 +57,7 @@ std::string host_name();
 
 /// The first line of a run, or of a resumed part of it.
 struct RunInfo {
-  std::string model;
+  std::string model = {};
   int64_t parameters = 0;
   int ranks = 1;
   int zero_stage = 0;
@@ -65,7 +65,7 @@ struct RunInfo {
   int64_t total_steps = 0;
   int64_t first_step = 0;                  ///< steps done before: > 0 when resumed
   std::string config = "{}";               ///< resolved configuration, JSON text
-  std::string data;                        ///< the data set in words, one line
+  std::string data = {};                   ///< the data set in words, one line
   int64_t flops_per_token = 0;             ///< that tflops_per_rank counts; 0: not known
   std::optional<double> peak_tflops = {};  ///< of one rank, that mfu is the part of
   std::string started = {};                ///< date and time of this start, as utc_now() tells

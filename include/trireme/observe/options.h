@@ -33,6 +33,7 @@ struct ObserveOptions {
   bool memory_breakdown = false;
   bool dump_state = false;
   TimelineOptions timeline;
+  std::string record = {};  ///< ours: a folder, in which rank 0 writes metrics.jsonl and report.html; empty: none
   bool operator==(const ObserveOptions&) const = default;
 };
 

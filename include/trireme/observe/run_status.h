@@ -49,7 +49,9 @@ class StepCounts {
  public:
   void note_loss(const at::Tensor& loss);
   void note_window(int64_t step, int64_t samples);
+  /// 0: not known.
   void set_tokens_per_sample(int64_t tokens) { tokens_per_sample_ = tokens; }
+  int64_t tokens_per_sample() const { return tokens_per_sample_; }
   void write_to(RankNow& now) const;
 
  private:

@@ -1,0 +1,99 @@
+"""The record of a Python program's run: one key, and metrics.jsonl and report.html are there, whichever engine
+trains."""
+import json
+
+from harness import Case, main
+
+_PROGRAM = """
+    import torch
+    import deepspeed
+
+    def steps(engine, count):
+        losses = []
+        for number in range(count):
+            ids = torch.full((2, 5), number % 7)
+            loss = engine(ids).square().mean()
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        return losses
+
+    def config(**more):
+        return {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 0.0, "trireme": {"record": f"{folder}/run"},
+                "optimizer": {"type": "SGD", "params": {"lr": 0.125}}, **more}
+
+    torch.manual_seed(3)
+    model = torch.nn.Embedding(7, 4)
+"""
+
+
+class Record(Case):
+    def lines(self, folder="run"):
+        return [json.loads(line) for line in (self.folder / folder / "metrics.jsonl").read_text().splitlines()]
+
+    def steps(self):
+        return [line for line in self.lines() if "event" not in line]
+
+    def test_a_program_that_just_ends_leaves_a_whole_record(self):
+        result = self.on_ranks(2, _PROGRAM + """
+    engine, *_ = deepspeed.initialize(model=model, config=config())
+    losses = steps(engine, 3)
+    engine.save_checkpoint(f"{folder}/saved")
+    result = losses
+""", as_deepspeed=True)
+        steps = self.steps()
+        self.assertEqual([line["loss"] for line in steps], result)
+        self.assertEqual([line["step"] for line in steps], [1, 2, 3])
+        self.assertEqual([line["lr"] for line in steps], [0.125] * 3)
+        self.assertEqual([line["samples"] for line in steps], [4, 8, 12])
+        self.assertEqual([line["tokens"] for line in steps], [20, 40, 60])  # the inputs are token ids
+        events = {line["event"]: line for line in self.lines() if "event" in line}
+        self.assertEqual(list(events), ["run", "checkpoint", "end"])
+        self.assertEqual((events["run"]["parameters"], events["run"]["ranks"]), (28, 2))
+        self.assertEqual(events["run"]["config"]["trireme"]["record"], str(self.folder / "run"))
+        self.assertIn("Training report", (self.folder / "run/report.html").read_text())
+
+    def test_a_schedulers_rate_is_the_one_that_the_step_was_taken_with(self):
+        result = self.on_ranks(1, _PROGRAM + """
+    engine, *_ = deepspeed.initialize(model=model, config=config(scheduler={"type": "WarmupLR", "params": {
+        "warmup_min_lr": 0.5, "warmup_max_lr": 1.0, "warmup_num_steps": 4, "warmup_type": "linear"}}))
+    rates = []
+    for _ in range(3):
+        rates.append(engine.get_lr()[0])
+        steps(engine, 1)
+    result = rates
+""", as_deepspeed=True)
+        self.assertEqual([line["lr"] for line in self.steps()], result)
+        self.assertEqual(len(set(result)), 2)
+
+    def test_a_pipelines_record_has_its_loss(self):
+        result = self.on_ranks(2, """
+    import torch
+    import deepspeed
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)]
+    net = deepspeed.pipe.PipelineModule(layers, num_stages=2, loss_fn=torch.nn.MSELoss())
+    engine, *_ = deepspeed.initialize(model=net, config={
+        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "trireme": {"record": f"{folder}/run"},
+        "optimizer": {"type": "SGD", "params": {"lr": 0.125}}})
+    batches = iter([(torch.full((2, 4), 0.5 + n), torch.ones(2, 1)) for n in range(4)])
+    result = [engine.train_batch(batches).item() for _ in range(2)]
+""", as_deepspeed=True)
+        self.assertEqual([line["loss"] for line in self.steps()], result)
+
+    def test_a_folder_that_cannot_be_written_is_refused_by_name(self):
+        result = self.on_ranks(2, _PROGRAM + """
+    open(f"{folder}/run", "a").close()
+    try:
+        deepspeed.initialize(model=model, config=config())
+        result = None
+    except Exception as error:
+        result = f"{type(error).__name__}: {error}"
+""", as_deepspeed=True)
+        self.assertIn("`trireme.record` is", result)
+        self.assertTrue(result.startswith("IoError"), result)
+        self.assertIn("name a folder that rank 0 can write", result)
+
+
+if __name__ == "__main__":
+    main()
