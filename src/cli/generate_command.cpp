@@ -33,7 +33,8 @@ constexpr const char* kGenerateFooter =
     "Examples:\n"
     "  trireme generate runs/llama-3m --prompt \"def main(\"\n"
     "  trireme generate runs/llama-3m/checkpoints/global_step100 --temperature 0 --tokens 50\n\n"
-    "A model that was trained with --tokenizer reads and writes text by the copy that its run has. For a model of other\n"
+    "A model that was trained with --tokenizer reads and writes text by the copy that its run has. For a model of "
+    "other\n"
     "tokens than bytes, without a tokenizer, --prompt takes their numbers, and numbers come out.";
 
 struct GenerateFlags {
@@ -146,8 +147,9 @@ int run_generate(const GenerateFlags& flags) {
   engine.load_checkpoint(place.directory, {.tag = place.tag, .load_module_only = true});
   engine.eval();
   const auto text = tokenizer ? flags.prompt + continue_text(*model, *tokenizer, flags.prompt, flags.options)
-                    : state.value("byte_level", false) ? flags.prompt + generate_text(*model, flags.prompt, flags.options)
-                                                     : continue_tokens(*model, flags);
+                    : state.value("byte_level", false)
+                        ? flags.prompt + generate_text(*model, flags.prompt, flags.options)
+                        : continue_tokens(*model, flags);
   // Bytes that a terminal would obey are shown as such; a file or a pipe gets exactly what the model wrote.
   if (world.rank == 0) print_result((isatty(STDOUT_FILENO) ? printable(text) : text) + "\n");
   return kDone;

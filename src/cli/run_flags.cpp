@@ -34,8 +34,8 @@ bool is_of_one_start(const std::string& flag) {
   return flag == "--resume" || flag == "--out" || flag == "--tag" || flag == "--help";
 }
 
-// Flags whose values are in each sample and in the first weights. --data, --model and --tokenizer are compared by their contents
-// (check_resume()), for files may have moved.
+// Flags whose values are in each sample and in the first weights. --data, --model and --tokenizer are compared by their
+// contents (check_resume()), for files may have moved.
 bool must_stay(const std::string& flag) {
   constexpr std::array<std::string_view, 7> kFlags{"--seq",     "--seed",      "--data-format", "--text-key",
                                                    "--exclude", "--eos-token", "--init-from"};
@@ -52,8 +52,8 @@ std::string name_of(const CLI::Option& option) { return "--" + option.get_lnames
 // A path as it is from any folder. Of --model only what is a file: others are names.
 std::string absolute_path(const std::string& flag, const std::string& value) {
   std::error_code unreadable;
-  const bool is_path =
-      flag == "--data" || flag == "--tokenizer" || flag == "--init-from" || (flag == "--model" && std::filesystem::exists(value, unreadable));
+  const bool is_path = flag == "--data" || flag == "--tokenizer" || flag == "--init-from" ||
+                       (flag == "--model" && std::filesystem::exists(value, unreadable));
   return is_path ? std::filesystem::absolute(value).lexically_normal().string() : value;
 }
 

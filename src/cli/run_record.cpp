@@ -43,7 +43,8 @@ ProgressOutput progress_output() {
 
 std::string describe_skipped(const DataSplits& data) {
   if (data.skipped_files == 0) return "";
-  std::string why = data.format == DataFormat::kBytes || data.is_encoded ? "binary or empty" : "empty, or neither .bin nor .npy";
+  std::string why =
+      data.format == DataFormat::kBytes || data.is_encoded ? "binary or empty" : "empty, or neither .bin nor .npy";
   for (const auto& kind : data.skipped_kinds) why += str(&kind == &data.skipped_kinds.front() ? ": " : ", ", kind);
   return str(", ", data.skipped_files, data.skipped_files == 1 ? " file" : " files", " skipped (", why, ")");
 }

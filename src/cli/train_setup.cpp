@@ -133,8 +133,7 @@ void check_vocabulary_of_model(const TrainSetup& setup, int64_t needed) {
 /// Reads the tokenizer. A built-in model gets its vocabulary; that of a file has one.
 void take_tokenizer(TrainSetup& setup) {
   const TrainOptions& options = setup.options;
-  setup.tokenizer =
-      read_input([&] { return load_tokenizer(options.tokenizer, {.eos_token = options.eos_token}); });
+  setup.tokenizer = read_input([&] { return load_tokenizer(options.tokenizer, {.eos_token = options.eos_token}); });
   if (std::ranges::find(model_names(), options.model) != model_names().end())
     std::visit([&](auto& model) { model.vocab_size = setup.tokenizer->vocab_size(); }, setup.model);
   check_vocabulary_of_model(setup, setup.tokenizer->vocab_size());
@@ -147,8 +146,8 @@ int64_t steps_of_epochs(const TrainSetup& setup) {
   const SavedPosition done = setup.options.resume ? saved_position(setup) : SavedPosition{};
   const double samples = epochs * static_cast<double>(setup.data.train.size());
   if (!(samples < kMost))
-    throw ConfigError(str("--epochs ", epochs, " of ", setup.data.train.size(),
-                          " samples are more than can be counted; give fewer"));
+    throw ConfigError(
+        str("--epochs ", epochs, " of ", setup.data.train.size(), " samples are more than can be counted; give fewer"));
   // A product such as 0.1 * 30 lies above the whole number that is meant.
   const auto wanted = static_cast<int64_t>(std::ceil(samples * (1 - 1e-12)));
   const int64_t batch = setup.config.batch.train_batch_size;

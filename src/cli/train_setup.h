@@ -25,7 +25,7 @@ struct TrainSetup {
   DataSplits data;
   std::filesystem::path out;
   std::shared_ptr<const Tokenizer> tokenizer = {};  ///< null: bytes, or tokens of files; shared: with `data`'s options
-  RunFlags flags = {};  ///< of rank 0, which keeps them in `out`
+  RunFlags flags = {};                              ///< of rank 0, which keeps them in `out`
 
   std::filesystem::path checkpoints() const { return out / "checkpoints"; }
   /// Checkpoints to keep, 0 all: a run of many saves must not fill the disk because nobody said anything.

@@ -59,7 +59,8 @@ class ModelOnEveryRank : public TrainedModel {
   }
 
   std::string sample() override {
-    if (setup_.data.format != DataFormat::kBytes && !setup_.tokenizer) return "";  // tokens that only their tokenizer can spell
+    if (setup_.data.format != DataFormat::kBytes && !setup_.tokenizer)
+      return "";  // tokens that only their tokenizer can spell
     GenerateOptions options{.seed = setup_.options.seed};
     if (engine_.tensor() != nullptr)
       options.gather = [this](const at::Tensor& logits) { return engine_.tensor()->gather(logits); };

@@ -145,8 +145,7 @@ int run_training(const TrainSetup& setup, World& world) {
   if (engine.global_steps() >= options.steps) {
     const std::string asked = options.epochs ? str("--epochs is ", *options.epochs, "; give larger --epochs")
                                              : str("--steps is ", options.steps, "; give a larger --steps");
-    record.note(
-        str("nothing is left to train: ", engine.global_steps(), " steps are done, ", asked, " to go on"));
+    record.note(str("nothing is left to train: ", engine.global_steps(), " steps are done, ", asked, " to go on"));
   }
   const InterruptFlag interrupt;
   std::string result;

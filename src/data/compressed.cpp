@@ -25,8 +25,8 @@ std::string_view text_of(std::span<const std::byte> file) {
 }
 
 [[noreturn]] void fail(const std::string& path, const char* kind, const std::string& what, size_t offset) {
-  throw DataError(trireme::str(path, ": this ", kind, " file ", what, " at byte ", offset,
-                               "; copy or download it again"));
+  throw DataError(
+      trireme::str(path, ": this ", kind, " file ", what, " at byte ", offset, "; copy or download it again"));
 }
 
 /// A text that grows by doubling, up to a limit per time.

@@ -270,7 +270,8 @@ class Opener {
 OpenedFiles open_files(const DataOptions& options) {
   auto found = find_files(options.path, options.exclude);
   if (options.tokenizer && resolve_format(found, options) != DataFormat::kBytes)
-    throw DataError(trireme::str("data path `", options.path, "` holds tokens, which a tokenizer (--tokenizer) does not ",
+    throw DataError(trireme::str("data path `", options.path,
+                                 "` holds tokens, which a tokenizer (--tokenizer) does not ",
                                  "read; leave it out, or give text"));
   auto opened = Opener(options, std::move(found)).run();
   if (opened.format == DataFormat::kBytes && options.vocab_size > 0 && options.vocab_size < kByteVocabSize) {

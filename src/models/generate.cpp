@@ -110,8 +110,7 @@ void continue_prompt(LanguageModel& model, std::vector<int64_t> tokens, int64_t 
 std::vector<int64_t> generate(LanguageModel& model, const std::vector<int64_t>& prompt,
                               const GenerateOptions& options) {
   std::vector<int64_t> made;
-  const int64_t most =
-      options.vocab_size == 0 ? model.vocab_size() : std::min(options.vocab_size, model.vocab_size());
+  const int64_t most = options.vocab_size == 0 ? model.vocab_size() : std::min(options.vocab_size, model.vocab_size());
   continue_prompt(model, prompt, most, options, [&](int64_t token) {
     if (token == options.stop) return false;
     made.push_back(token);

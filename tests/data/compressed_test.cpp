@@ -120,7 +120,7 @@ TEST(CompressedText, WithSomethingElseBehindItIsNamed) {
   for (const auto pack : kPackers) {
     const std::string packed = pack("abc");
     expect_refused(folder.write("a", packed + "trailing prose"),
-                      {"is followed by something else at byte " + std::to_string(packed.size())});
+                   {"is followed by something else at byte " + std::to_string(packed.size())});
   }
 }
 
@@ -138,10 +138,8 @@ TEST(CompressedText, OfSomethingElseIsNamedByThat) {
 TEST(CompressedText, IsBytesWhereTheseAreAskedFor) {
   const TemporaryFolder folder;
   const std::string packed = gzip("abc");
-  const auto data = open_data({.path = folder.write("a.gz", packed),
-                               .format = DataFormat::kBytes,
-                               .seq = 1,
-                               .held_out_fraction = 0});
+  const auto data =
+      open_data({.path = folder.write("a.gz", packed), .format = DataFormat::kBytes, .seq = 1, .held_out_fraction = 0});
   EXPECT_EQ(data.train.tokens(), static_cast<int64_t>(packed.size()) + 1);
 }
 

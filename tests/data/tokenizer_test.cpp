@@ -108,7 +108,8 @@ TEST_F(TokenizerFile, WhatIsNotKnownIsRefusedByItsPlace) {
 }
 
 TEST_F(TokenizerFile, AnExpressionThatCouldMeanSomethingElseIsRefused) {
-  for (const char* expression : {R"(\\w+)", R"(^a)", R"(a$)", R"([a[b]])", R"([a&&b])", R"(a{1,3}+)", R"((?m:a))", R"(\\h)"}) {
+  for (const char* expression :
+       {R"(\\w+)", R"(^a)", R"(a$)", R"([a[b]])", R"([a&&b])", R"(a{1,3}+)", R"((?m:a))", R"(\\h)"}) {
     const std::string split =
         std::string(R"({"type": "Split", "behavior": "Isolated", "invert": false, "pattern": {"Regex": ")") +
         expression + R"("}})";
@@ -130,8 +131,8 @@ TEST_F(TokenizerFile, MakesADataSetOfTexts) {
   folder_.write("data/a.jsonl", "{\"text\": \"ab ab\"}\n{\"text\": \"c\"}\n");
   folder_.write("data/b.txt", "abc");
   folder_.write("data/c.txt", "\xe9t\xe9");
-  const auto data = open_data(
-      {.path = folder_ / "data", .seq = 1, .held_out_fraction = 0, .vocab_size = 8, .tokenizer = tokenizer});
+  const auto data =
+      open_data({.path = folder_ / "data", .seq = 1, .held_out_fraction = 0, .vocab_size = 8, .tokenizer = tokenizer});
   Tokens tokens;
   for (int64_t i = 0; i < data.train.size(); ++i) tokens.push_back(data.train.sample(i).input.item<int64_t>());
   EXPECT_EQ(tokens, (Tokens{3, 5, 3, 7, 2, 7, 4}));

@@ -59,9 +59,9 @@ class TokenStream;
 
 /// Samples of one split. A value: copies share the mapped files.
 ///
-/// Files are mapped, not read; those under 4 KiB, any beyond 16,384 maps, the texts of JSON and of compressed files, and
-/// the tokens of a tokenizer (four bytes each) are on the heap.
-/// A mapped file must not be truncated while in use (the kernel raises SIGBUS).
+/// Files are mapped, not read; those under 4 KiB, any beyond 16,384 maps, the texts of JSON and of compressed files,
+/// and the tokens of a tokenizer (four bytes each) are on the heap. A mapped file must not be truncated while in use
+/// (the kernel raises SIGBUS).
 class TokenDataset {
  public:
   TokenDataset() = default;  ///< empty: size() is 0
@@ -90,7 +90,7 @@ class TokenDataset {
 /// The result of open_data().
 struct DataSplits {
   TokenDataset train;
-  TokenDataset held_out;                   ///< empty when held_out_fraction is 0
+  TokenDataset held_out;  ///< empty when held_out_fraction is 0
   /// Least one for a model: 256 for bytes, the tokenizer's, else as given (0: unknown).
   int64_t vocab_size = 0;
   DataFormat format = DataFormat::kBytes;  ///< of the files, never kAuto; of .npy files of several types, the first's
@@ -105,8 +105,8 @@ struct DataSplits {
 /// Cost      token files are read once when vocab_size is given; bytes are not. A tokenizer encodes every text.
 /// Throws    DataError, naming path, value and fix: missing, unreadable, empty, damaged .npy, not a whole number of
 ///           tokens, a token >= vocab_size, a split shorter than one sample, a record of JSON without the text key (by
-///           its line, with the keys that it has), a binary format (by its name), what is compressed and damaged (by the offset), text that is not UTF-8
-///           beside a tokenizer. ConfigError: an option out of range.
+///           its line, with the keys that it has), a binary format (by its name), what is compressed and damaged (by
+///           the offset), text that is not UTF-8 beside a tokenizer. ConfigError: an option out of range.
 DataSplits open_data(const DataOptions& options);
 
 }  // namespace trireme

@@ -52,8 +52,8 @@ void set_dtype(Json& config, std::optional<at::ScalarType> dtype) {
 }
 
 struct SavedModel {
-  Json config;  ///< null: unknown
-  Path folder;  ///< empty: unknown
+  Json config;          ///< null: unknown
+  Path folder;          ///< empty: unknown
   Path tokenizer = {};  ///< folder with the copy of a run's tokenizer; empty: none
 };
 

@@ -82,7 +82,11 @@ void Bpe::read_merges(const Json& json, const std::string& place) {
     const auto a = token(left), b = token(right), both = token(left + right);
     if (!a || !b || !both)
       throw DataError(trireme::str(here, ": the vocabulary lacks `",
-                                   excerpt(!a ? left : !b ? right : left + right, 80), "`"));
+                                   excerpt(!a   ? left
+                                           : !b ? right
+                                                : left + right,
+                                           80),
+                                   "`"));
     // Of a pair that stands twice the last place counts, as there.
     merges_[pair_of(static_cast<int32_t>(*a), static_cast<int32_t>(*b))] = {static_cast<int32_t>(rank),
                                                                             static_cast<int32_t>(*both)};
@@ -142,8 +146,7 @@ void Bpe::merge(std::vector<Symbol>& symbols) const {
   const auto offer = [&](int32_t left) {
     const int32_t right = symbols[static_cast<size_t>(left)].next;
     if (right < 0) return;
-    const Merge* merge =
-        merge_of(symbols[static_cast<size_t>(left)].token, symbols[static_cast<size_t>(right)].token);
+    const Merge* merge = merge_of(symbols[static_cast<size_t>(left)].token, symbols[static_cast<size_t>(right)].token);
     if (merge != nullptr) candidates.push({merge->rank, left, merge->token});
   };
   for (size_t i = 0; i + 1 < symbols.size(); ++i) offer(static_cast<int32_t>(i));

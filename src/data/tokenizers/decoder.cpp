@@ -147,8 +147,8 @@ std::unique_ptr<const Decoder> make_decoder(const Json& json, const std::string&
   } else if (type == "Fuse") {
     made = std::make_unique<Fuse>();
   } else if (type == "Replace") {
-    made = std::make_unique<ReplaceInTokens>(
-        Pattern::from_json(fields.required("pattern"), fields.place_of("pattern")), fields.text("content"));
+    made = std::make_unique<ReplaceInTokens>(Pattern::from_json(fields.required("pattern"), fields.place_of("pattern")),
+                                             fields.text("content"));
   } else if (type == "Strip") {
     std::string content = fields.text("content");
     if (content.empty()) fields.fail("content", "expected a letter");

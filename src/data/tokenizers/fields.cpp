@@ -71,8 +71,8 @@ const Json& Fields::list(const std::string& key) {
 
 void Fields::refuse(const std::string& key, const std::string& why) {
   const Json* value = find(key);
-  const bool is_off = value == nullptr || *value == false || *value == "" ||
-                      (value->is_number() && value->get<double>() == 0);
+  const bool is_off =
+      value == nullptr || *value == false || *value == "" || (value->is_number() && value->get<double>() == 0);
   if (!is_off) fail(key, why);
 }
 

@@ -47,7 +47,6 @@ class Fields {
 std::string type_of(const Json& object, const std::string& place);
 
 /// The error for a type that is not known: names the place, the type and those that are.
-[[noreturn]] void refuse_type(const std::string& place, const std::string& type,
-                              const std::vector<std::string>& known);
+[[noreturn]] void refuse_type(const std::string& place, const std::string& type, const std::vector<std::string>& known);
 
 }  // namespace trireme::tokenizers

@@ -143,8 +143,8 @@ Pattern Pattern::regex(std::string_view expression, const std::string& place) {
   pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
                                    PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr);
   if (code == nullptr)
-    throw DataError(trireme::str(place, ": the expression `", excerpt(expression), "` is not understood: ",
-                                 message_of(error)));
+    throw DataError(
+        trireme::str(place, ": the expression `", excerpt(expression), "` is not understood: ", message_of(error)));
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // without it matching is slower, and no other
   Pattern pattern;
   pattern.code_ = std::make_shared<const Code>(code);
@@ -187,8 +187,9 @@ std::vector<Match> Pattern::cut(std::string_view text) const {
             pcre2_match(code_->code, letters, text.size(), at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, data.get(), nullptr);
       if (found == PCRE2_ERROR_NOMATCH) break;
       if (found < 0)
-        throw DataError(trireme::str("a text of ", text.size(), " bytes cannot be split by the tokenizer's expression: ",
-                                     message_of(found), "; give it as several documents"));
+        throw DataError(trireme::str("a text of ", text.size(),
+                                     " bytes cannot be split by the tokenizer's expression: ", message_of(found),
+                                     "; give it as several documents"));
       const PCRE2_SIZE* offsets = pcre2_get_ovector_pointer(data.get());
       const size_t begin = offsets[0], end = offsets[1];
       // An empty match does not count where the last one has ended.
@@ -202,8 +203,7 @@ std::vector<Match> Pattern::cut(std::string_view text) const {
 
 std::string Pattern::replaced(std::string_view text, std::string_view content) const {
   std::string result;
-  for (const auto& part : cut(text))
-    result += part.is_match ? content : text.substr(part.begin, part.end - part.begin);
+  for (const auto& part : cut(text)) result += part.is_match ? content : text.substr(part.begin, part.end - part.begin);
   return result;
 }
 

@@ -95,8 +95,7 @@ class ByteLevel final : public PreTokenizer {
  public:
   ByteLevel(bool adds_space, bool cuts) : adds_space_(adds_space) {
     // GPT-2's words: contractions, letters, digits, others, each with the space before it; spaces.
-    constexpr const char* kWords =
-        R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+    constexpr const char* kWords = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
     if (cuts) cutter_.emplace(Pattern::regex(kWords, "ByteLevel"), Behavior::kIsolated, false);
   }
 

@@ -234,7 +234,8 @@ std::vector<int64_t> Tokenizer::encode_prompt(std::string_view text) const {
 std::string Tokenizer::decode(const std::vector<int64_t>& tokens, SpecialTokens special) const {
   std::vector<std::string> texts;
   for (const int64_t token : tokens) {
-    const bool is_known = token >= 0 && token < parts_->vocab_size && !parts_->texts[static_cast<size_t>(token)].empty();
+    const bool is_known =
+        token >= 0 && token < parts_->vocab_size && !parts_->texts[static_cast<size_t>(token)].empty();
     if (is_known && (special == SpecialTokens::kWritten || !parts_->special.contains(token)))
       texts.push_back(parts_->texts[static_cast<size_t>(token)]);
   }
