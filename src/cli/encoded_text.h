@@ -8,7 +8,7 @@
 
 namespace trireme::cli {
 
-/// What the model writes behind `prompt`, up to the end of the document. Throws as generate() and
+/// The text that the model writes behind `prompt`, up to the end of the document. Throws as generate() and
 /// Tokenizer::encode_prompt().
 std::string continue_text(LanguageModel& model, const Tokenizer& tokenizer, const std::string& prompt,
                           GenerateOptions options);

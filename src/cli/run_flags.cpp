@@ -42,7 +42,7 @@ bool must_stay(const std::string& flag) {
   return std::ranges::find(kFlags, flag) != kFlags.end();
 }
 
-// Of --steps and --epochs the one that was given takes the other's place.
+// The flags --steps and --epochs: the one that was given takes the other's place.
 bool has_other_length(const CLI::App& train, const std::string& flag) {
   return (flag == "--steps" && train.count("--epochs") > 0) || (flag == "--epochs" && train.count("--steps") > 0);
 }

@@ -45,7 +45,7 @@ struct DataOptions {
   int64_t vocab_size = 0;                 ///< of the model; tokens are checked against it; 0: not checked
   std::vector<std::string> exclude = {};  ///< names of files or folders to leave out, with * ? [...], e.g. "test*"
   std::string text_key = {};              ///< of JSON files: the key whose texts are the documents; empty: `text`
-  /// Of texts: documents become its tokens, each with the token that ends a document. Null: bytes.
+  /// The tokenizer of texts: documents become its tokens, each with the token that ends a document. Null: bytes.
   std::shared_ptr<const Tokenizer> tokenizer = {};  // shared: with whoever writes the texts that a model makes
 };
 

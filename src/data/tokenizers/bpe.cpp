@@ -22,7 +22,7 @@ struct Candidate {
   int32_t token;
 };
 
-// Of equal rules the one further left is applied first.
+// Rules that are equal are applied from the left.
 struct IsLater {
   bool operator()(const Candidate& a, const Candidate& b) const {
     return a.rank != b.rank ? a.rank > b.rank : a.at > b.at;
@@ -87,7 +87,7 @@ void Bpe::read_merges(const Json& json, const std::string& place) {
                                                 : left + right,
                                            80),
                                    "`"));
-    // Of a pair that stands twice the last place counts, as there.
+    // A pair that stands twice has its last place, as in the package.
     merges_[pair_of(static_cast<int32_t>(*a), static_cast<int32_t>(*b))] = {static_cast<int32_t>(rank),
                                                                             static_cast<int32_t>(*both)};
   }

@@ -11,7 +11,7 @@
 namespace trireme::tokenizers {
 namespace {
 
-/// What becomes of the text that a pattern matches.
+/// The use of the text that a pattern matches.
 enum class Behavior { kRemoved, kIsolated, kWithPrevious, kWithNext, kContiguous };
 
 Behavior behavior_of(Fields& fields) {
