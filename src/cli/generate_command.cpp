@@ -13,7 +13,9 @@
 
 #include "cli/checkpoint_place.h"
 #include "cli/command.h"
+#include "cli/encoded_text.h"
 #include "cli/flags.h"
+#include "cli/run_flags.h"
 #include "cli/shell/exit_code.h"
 #include "cli/shell/print.h"
 #include "cli/text.h"
@@ -31,11 +33,14 @@ constexpr const char* kGenerateFooter =
     "Examples:\n"
     "  trireme generate runs/llama-3m --prompt \"def main(\"\n"
     "  trireme generate runs/llama-3m/checkpoints/global_step100 --temperature 0 --tokens 50\n\n"
-    "For a model of tokens other than bytes, --prompt takes their numbers, and numbers come out.";
+    "A model that was trained with --tokenizer reads and writes text by the copy that its run has. For a model of "
+    "other\n"
+    "tokens than bytes, without a tokenizer, --prompt takes their numbers, and numbers come out.";
 
 struct GenerateFlags {
   std::string checkpoint;
   std::string prompt;
+  std::string tokenizer;  ///< empty: the run's
   GenerateOptions options;
 };
 
@@ -43,6 +48,10 @@ void declare(CLI::App& app, GenerateFlags& flags) {
   app.add_option("FOLDER,--checkpoint", flags.checkpoint, "folder of a run, of its checkpoints, or one checkpoint")
       ->type_name("DIR")
       ->required()
+      ->group("Model");
+  app.add_option("--tokenizer", flags.tokenizer,
+                 "tokenizer.json, or a folder with one, where the checkpoint is not in its run's folder any more")
+      ->type_name("PATH")
       ->group("Model");
   app.add_option("--prompt", flags.prompt, "the text to continue (default: nothing)")->type_name("TEXT")->group("Text");
   add_whole(app, "--tokens", flags.options.max_new_tokens, "most tokens to write")
@@ -103,11 +112,31 @@ std::string continue_tokens(LanguageModel& model, const GenerateFlags& flags) {
   return flags.prompt + " " + text;
 }
 
+/// The tokenizer that the model was trained with; null where there was none.
+std::shared_ptr<const Tokenizer> saved_tokenizer(const GenerateFlags& flags, const CheckpointPlace& place,
+                                                 const Json& state) {
+  if (!state.contains("tokenizer")) {
+    if (flags.tokenizer.empty()) return nullptr;
+    throw ConfigError(str("--tokenizer ", flags.tokenizer, ": this model was trained without one; leave the flag out"));
+  }
+  const std::filesystem::path copy = tokenizer_of_run(std::filesystem::absolute(place.directory).parent_path());
+  std::error_code unreadable;
+  if (flags.tokenizer.empty() && !std::filesystem::exists(copy, unreadable))
+    throw ConfigError(str("the tokenizer of this model is not in ", copy.string(), "; name it by --tokenizer"));
+  const Json& saved = state["tokenizer"];
+  const std::filesystem::path from = flags.tokenizer.empty() ? copy : std::filesystem::path(flags.tokenizer);
+  auto tokenizer = read_input([&] { return load_tokenizer(from, {.eos_token = saved.value("eos_token", "")}); });
+  if (tokenizer->fingerprint() != saved.value("fingerprint", uint64_t{0}))
+    throw ConfigError(str("--tokenizer ", from.string(), ": this model was trained with another one; name that"));
+  return tokenizer;
+}
+
 int run_generate(const GenerateFlags& flags) {
   const auto place = find_checkpoint(flags.checkpoint);
   auto world = init();
   const SavedModel saved = saved_model(*world.group, place);
   const Json& state = saved.client_state;
+  const auto tokenizer = saved_tokenizer(flags, place, state);
   auto model = make_language_model(model_options_from_json(state["model"].dump(), place.directory.string()));
   Config config = default_config(world.size);
   const auto is_on = [&](const char* section) {
@@ -117,8 +146,10 @@ int run_generate(const GenerateFlags& flags) {
   auto engine = initialize(world, model, {.config = config});
   engine.load_checkpoint(place.directory, {.tag = place.tag, .load_module_only = true});
   engine.eval();
-  const auto text = state.value("byte_level", false) ? flags.prompt + generate_text(*model, flags.prompt, flags.options)
-                                                     : continue_tokens(*model, flags);
+  const auto text = tokenizer ? flags.prompt + continue_text(*model, *tokenizer, flags.prompt, flags.options)
+                    : state.value("byte_level", false)
+                        ? flags.prompt + generate_text(*model, flags.prompt, flags.options)
+                        : continue_tokens(*model, flags);
   // Bytes that a terminal would obey are shown as such; a file or a pipe gets exactly what the model wrote.
   if (world.rank == 0) print_result((isatty(STDOUT_FILENO) ? printable(text) : text) + "\n");
   return kDone;

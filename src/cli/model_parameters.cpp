@@ -88,8 +88,11 @@ ModelToPartition model_to_partition(const std::string& name_or_path) {
         throw ConfigError(error.what());
       }
     });
-  const ModelOptions options = read_input([&] { return model_options(name_or_path); });
-  ModelToPartition result{.model = partition_model_from(parse_json(config_json(options), name_or_path))};
+  return model_to_partition(read_input([&] { return model_options(name_or_path); }), name_or_path);
+}
+
+ModelToPartition model_to_partition(const ModelOptions& options, const std::string& name) {
+  ModelToPartition result{.model = partition_model_from(parse_json(config_json(options), name))};
   for (const ParameterSpec& spec : parameters_of(options, at::kFloat))
     result.model.parameters.push_back({.name = spec.name, .shape = spec.shape});
   tie_head(result.model.parameters);

@@ -24,5 +24,7 @@ struct ModelToPartition {
   std::vector<std::pair<std::string, std::string>> tp_plan = {};  ///< of its config.json: `base_model_tp_plan`
 };
 ModelToPartition model_to_partition(const std::string& name_or_path);
+/// The same of options. `name` opens errors.
+ModelToPartition model_to_partition(const ModelOptions& options, const std::string& name);
 
 }  // namespace trireme::cli

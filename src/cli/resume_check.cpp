@@ -30,7 +30,23 @@ Json values_of(const TrainSetup& setup, const std::filesystem::path& checkpoint)
   }
 }
 
+// The checkpoint that --resume continues from; empty where there is none.
+std::filesystem::path chosen_checkpoint(const TrainSetup& setup) {
+  const std::string tag = setup.options.tag.empty() ? latest_tag(setup.checkpoints()).value_or("") : setup.options.tag;
+  const auto path = setup.checkpoints() / tag;
+  std::error_code unreadable;  // as there
+  return !tag.empty() && std::filesystem::exists(path / "manifest.json", unreadable) ? path : std::filesystem::path();
+}
+
 }  // namespace
+
+SavedPosition saved_position(const TrainSetup& setup) {
+  const auto path = chosen_checkpoint(setup);
+  if (path.empty()) return {};
+  const Json values = values_of(setup, path);
+  const Json data = values.value("client_state", Json::object()).value("data", Json::object());
+  return {.steps = values.value("global_steps", int64_t{0}), .samples = data.value("samples_consumed", int64_t{0})};
+}
 
 std::string other_tags_hint(const TrainSetup& setup) {
   const auto tags = complete_tags(setup.checkpoints());
@@ -41,14 +57,11 @@ std::string other_tags_hint(const TrainSetup& setup) {
 }
 
 void check_resume(const TrainSetup& setup) {
-  const std::string tag = setup.options.tag.empty() ? latest_tag(setup.checkpoints()).value_or("") : setup.options.tag;
-  const auto path = setup.checkpoints() / tag;
-  std::error_code unreadable;  // as there
-  if (!setup.options.tag.empty() && !std::filesystem::exists(path / "manifest.json", unreadable))
-    throw ConfigError(str("--tag ", tag, ": ", setup.checkpoints().string(), " has no checkpoint of this name",
-                          other_tags_hint(setup)));
-  if (tag.empty() || !std::filesystem::exists(path / "manifest.json", unreadable))
-    return;  // loading starts anew, or says what is wrong
+  const auto path = chosen_checkpoint(setup);
+  if (path.empty() && !setup.options.tag.empty())
+    throw ConfigError(str("--tag ", setup.options.tag, ": ", setup.checkpoints().string(),
+                          " has no checkpoint of this name", other_tags_hint(setup)));
+  if (path.empty()) return;  // loading starts anew, or says what is wrong
   const auto& options = setup.options;
   const Json values = values_of(setup, path);
   const Json state = values.value("client_state", Json::object());
@@ -65,6 +78,13 @@ void check_resume(const TrainSetup& setup) {
   const auto difference = first_difference(state.at("model"), Json::parse(config_json(setup.model)));
   if (!difference.empty())
     refuse(str("--model ", options.model), str("holds another model (", difference, "); give that one"));
+  const Json tokenizer = state.value("tokenizer", Json::object());
+  if (tokenizer.empty() != !setup.tokenizer ||
+      (setup.tokenizer && tokenizer.value("fingerprint", uint64_t{0}) != setup.tokenizer->fingerprint()))
+    refuse(setup.tokenizer ? str("--tokenizer ", options.tokenizer) : "no --tokenizer",
+           tokenizer.empty() ? "was trained without a tokenizer; leave it out"
+                             : "was trained with another tokenizer; leave the flag out, for the run has a copy of its "
+                               "own");
   if (data.at("seed") != options.seed)
     refuse(str("--seed ", options.seed), str("was trained with --seed ", data.at("seed").dump(), "; give that"));
   if (data.at("fingerprint") != setup.data.train.fingerprint())

@@ -27,6 +27,7 @@ namespace {
 using Path = std::filesystem::path;
 
 constexpr const char* kRecord = "run.json";
+constexpr const char* kTokenizer = "tokenizer";
 
 // Flags of one start: which run, from which of its checkpoints, and what is shown of it.
 bool is_of_one_start(const std::string& flag) {
@@ -35,12 +36,17 @@ bool is_of_one_start(const std::string& flag) {
   return std::ranges::find(kFlags, flag) != kFlags.end();
 }
 
-// Flags whose values are in each sample and in the first weights. --data and --model are compared by their contents
-// (check_resume()), for files may have moved.
+// Flags whose values are in each sample and in the first weights. --data, --model and --tokenizer are compared by their
+// contents (check_resume()), for files may have moved.
 bool must_stay(const std::string& flag) {
-  constexpr std::array<std::string_view, 6> kFlags{"--seq",      "--seed",    "--data-format",
-                                                   "--text-key", "--exclude", "--init-from"};
+  constexpr std::array<std::string_view, 7> kFlags{"--seq",     "--seed",      "--data-format", "--text-key",
+                                                   "--exclude", "--eos-token", "--init-from"};
   return std::ranges::find(kFlags, flag) != kFlags.end();
+}
+
+// The flags --steps and --epochs: the one that was given takes the other's place.
+bool has_other_length(const CLI::App& train, const std::string& flag) {
+  return (flag == "--steps" && train.count("--epochs") > 0) || (flag == "--epochs" && train.count("--steps") > 0);
 }
 
 std::string name_of(const CLI::Option& option) { return "--" + option.get_lnames().front(); }
@@ -48,8 +54,8 @@ std::string name_of(const CLI::Option& option) { return "--" + option.get_lnames
 // A path as it is from any folder. Of --model only what is a file: others are names.
 std::string absolute_path(const std::string& flag, const std::string& value) {
   std::error_code unreadable;
-  const bool is_path =
-      flag == "--data" || flag == "--init-from" || (flag == "--model" && std::filesystem::exists(value, unreadable));
+  const bool is_path = flag == "--data" || flag == "--tokenizer" || flag == "--init-from" ||
+                       (flag == "--model" && std::filesystem::exists(value, unreadable));
   return is_path ? std::filesystem::absolute(value).lexically_normal().string() : value;
 }
 
@@ -101,6 +107,19 @@ Json read_record(const Path& run) {
                         ": this is no record of a run; remove the file, and give the run's flags again"));
 }
 
+// Both files of a tokenizer, as a folder in Hugging Face's form has them.
+void copy_tokenizer(const Path& file_or_folder, const Path& to) {
+  FileSystem& files = posix_file_system();
+  std::error_code unreadable;
+  const bool is_folder = std::filesystem::is_directory(file_or_folder, unreadable);
+  const Path from = is_folder ? file_or_folder / "tokenizer.json" : file_or_folder;
+  const std::string tokenizer = files.read(from);  // which may lie where the copy goes
+  const Path beside = from.parent_path() / "tokenizer_config.json";
+  files.create_directories(to);
+  if (files.exists(beside)) write_file_atomically(files, to / "tokenizer_config.json", files.read(beside));
+  write_file_atomically(files, to / "tokenizer.json", tokenizer);
+}
+
 }  // namespace
 
 RunFlags flags_of_run(const CLI::App& train, const std::string& config) {
@@ -125,11 +144,18 @@ RunFlags flags_of_run(const CLI::App& train, const std::string& config) {
     kept.config_text = read_config_text(config);
     flags["--config"] = std::vector<std::string>{kept.config_name};
   }
+  if (flags.contains("--tokenizer")) {
+    kept.tokenizer = flags["--tokenizer"][0].get<std::string>();
+    flags["--tokenizer"] = std::vector<std::string>{kTokenizer};
+  }
   kept.json = Json{{"trireme", kVersion}, {"flags", flags}}.dump(2) + "\n";
   return kept;
 }
 
+Path tokenizer_of_run(const Path& run) { return run / kTokenizer; }
+
 void write_run_flags(const RunFlags& flags, const Path& run) {
+  if (!flags.tokenizer.empty()) copy_tokenizer(flags.tokenizer, tokenizer_of_run(run));
   if (!flags.config_name.empty())
     write_file_atomically(posix_file_system(), run / flags.config_name, flags.config_text);
   write_file_atomically(posix_file_system(), run / kRecord, flags.json);
@@ -152,9 +178,10 @@ void restore_flags(CLI::App& train, const Restoring& from) {
                               "; leave the flag out, or choose another --out"));
       continue;
     }
-    const bool is_left = (flag == "--ranks" && !from.takes_ranks) || (flag == "--init-from" && from.has_checkpoint);
+    const bool is_left = (flag == "--ranks" && !from.takes_ranks) || (flag == "--init-from" && from.has_checkpoint) ||
+                         has_other_length(train, flag);
     if (values.empty() || is_left) continue;
-    if (flag == "--config") values.front() = (from.run / values.front()).string();
+    if (flag == "--config" || flag == "--tokenizer") values.front() = (from.run / values.front()).string();
     option->add_result(values);
     option->run_callback();
   }

@@ -17,7 +17,11 @@ struct RunFlags {
   std::string command;           ///< line with all flags, as a shell takes it
   std::string config_name = {};  ///< such as given_config.json; empty: no configuration was given
   std::string config_text = {};
+  std::filesystem::path tokenizer = {};  ///< tokenizer.json or its folder, of which a copy goes along; empty: none
 };
+
+/// The folder in that of a run that has the copy of its tokenizer's files.
+std::filesystem::path tokenizer_of_run(const std::filesystem::path& run);
 
 /// The flags of `train` that were given, or restored. Paths are absolute, so that any folder can go on with them.
 /// `config` is the configuration's path, or empty. Throws IoError.

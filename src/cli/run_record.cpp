@@ -45,7 +45,8 @@ ProgressOutput progress_output(bool quiet) {
 
 std::string describe_skipped(const DataSplits& data) {
   if (data.skipped_files == 0) return "";
-  std::string why = data.format == DataFormat::kBytes ? "binary or empty" : "empty, or neither .bin nor .npy";
+  std::string why =
+      data.format == DataFormat::kBytes || data.is_encoded ? "binary or empty" : "empty, or neither .bin nor .npy";
   for (const auto& kind : data.skipped_kinds) why += str(&kind == &data.skipped_kinds.front() ? ": " : ", ", kind);
   return str(", ", data.skipped_files, data.skipped_files == 1 ? " file" : " files", " skipped (", why, ")");
 }
@@ -135,6 +136,9 @@ RunRecord::RunRecord(const TrainSetup& setup, EngineBase& engine, Group& world)
            world.size() == 1 ? " rank (" : " ranks (", device_name(engine.pager().device()), "), ",
            engine.train_batch_size(), " x ", setup.options.seq, " tokens per step"));
   note(str("data: ", describe(setup.data)));
+  if (setup.options.epochs)
+    note(str("--epochs ", *setup.options.epochs, " of ", setup.data.train.size(), " samples: ", setup.options.steps,
+             " steps in all"));
   if (first_step > 0) note(str("continues after step ", first_step));
 }
 

@@ -19,6 +19,7 @@
 #include "cli/flags.h"
 #include "cli/launch/launch_machine.h"
 #include "cli/launch/supervisor.h"
+#include "cli/quiet_log.h"
 #include "cli/run_flags.h"
 #include "cli/run_lock.h"
 #include "cli/shell/exit_code.h"
@@ -102,7 +103,8 @@ void declare_output(CLI::App& app, TrainOptions& options) {
 }
 
 void declare(CLI::App& app, TrainOptions& options) {
-  app.add_option("--data", options.data, "file, folder or glob of text, of JSON lines, or of .bin/.npy of tokens")
+  app.add_option("--data", options.data,
+                 "file, folder or glob of text or JSON lines (also as .gz, .zst), or of .bin/.npy of tokens")
       ->type_name("PATH")
       ->group("Data");
   app.add_option("--data-format", options.data_format, "auto, bytes, uint16 or uint32")
@@ -112,6 +114,16 @@ void declare(CLI::App& app, TrainOptions& options) {
   app.add_option("--text-key", options.text_key,
                  "of .jsonl and .json: the key whose texts are trained on (default: text)")
       ->type_name("KEY")
+      ->group("Data");
+  auto* tokenizer = app.add_option("--tokenizer", options.tokenizer,
+                                   "tokenizer.json in Hugging Face's form, or a folder with one, that makes tokens of "
+                                   "the text\n(default: a byte is a token)");
+  tokenizer->type_name("PATH")->group("Data");
+  app.add_option("--eos-token", options.eos_token,
+                 "the token that ends each document (default: eos_token of the tokenizer_config.json beside the "
+                 "tokenizer.json)")
+      ->type_name("TEXT")
+      ->needs(tokenizer)
       ->group("Data");
   app.add_option("--exclude", options.exclude,
                  "names of files or folders to leave out, such as 'test*'; may be repeated")
@@ -144,6 +156,12 @@ void declare(CLI::App& app, TrainOptions& options) {
       ->group("Training");
   app.add_flag("--oversubscribe", options.oversubscribe, "allow more than 8 ranks per core")->group("Training");
   add_whole(app, "--steps", options.steps, "optimizer steps in all")->capture_default_str()->group("Training");
+  app.add_option("--epochs", options.epochs,
+                 "in place of --steps: how often all training data is read, such as 3 or 0.5;\nthe last step is filled "
+                 "from the next epoch")
+      ->check(positive_number("give how often the training data is to be read, such as 3 or 0.5"))
+      ->type_name("X")
+      ->group("Training");
   add_whole(app, "--batch", options.batch,
             "samples per rank and micro-step, if the configuration does not say (default: 8)")
       ->group("Training");
@@ -162,18 +180,6 @@ bool is_rank_of_a_job() {
   const auto tasks = step_tasks ? step_tasks : environment("SLURM_NTASKS");
   return tasks && std::atoi(tasks->c_str()) > 1;
 }
-
-// For the time of a check whose messages the ranks will give themselves.
-class QuietLog {
- public:
-  QuietLog() : before_(set_log_sink([](LogLevel, const std::string&) {})) {}
-  ~QuietLog() { set_log_sink(std::move(before_)); }
-  QuietLog(const QuietLog&) = delete;
-  QuietLog& operator=(const QuietLog&) = delete;
-
- private:
-  LogSink before_;
-};
 
 // Each rank takes some 300 MB before it holds a model; on a few cores, a slip of the keyboard takes all memory.
 void check_ranks(const TrainOptions& options, int cores) {
@@ -268,6 +274,9 @@ int train_as_rank(const TrainOptions& options, const CLI::App& app) {
 
 // --resume alone has the flags of the run in --out. --data is then the one flag without which nothing starts.
 void complete_flags(CLI::App& app, const TrainOptions& options) {
+  if (app.count("--epochs") > 0 && app.count("--steps") > 0)
+    throw ConfigError(str("--epochs ", app["--epochs"]->as<std::string>(), " beside --steps ", options.steps,
+                          ": each says how long to train; leave one out"));
   if (options.resume) {
     const auto run = choose_output(options, name_of_model(options.model));
     std::error_code unreadable;  // what is wrong with the folder will show

@@ -15,12 +15,15 @@ struct TrainOptions {
   std::string data;
   std::string data_format = "auto";
   std::string text_key;              ///< of JSON files: the key whose texts are trained on; empty: `text`
+  std::string tokenizer;             ///< tokenizer.json, or a folder with one; empty: bytes
+  std::string eos_token;             ///< text of the token that ends a document; empty: as the tokenizer's files say
   std::vector<std::string> exclude;  ///< names of files or folders of `data` to leave out
   int64_t seq = 256;
   std::optional<int64_t> ranks;  ///< processes to start; not given: the ones that a launcher started, or 1
   std::string device = "auto";   ///< of each rank: auto, cpu, cuda or cuda:N
   bool oversubscribe = false;    ///< any number of ranks, whatever the cores
   int64_t steps = 500;
+  std::optional<double> epochs;  ///< in place of `steps`, which prepare_training() computes from it
   std::optional<int64_t> batch;  ///< samples per rank and micro-batch, where the configuration does not say
   std::optional<double> lr;      ///< in place of the configuration's
   uint64_t seed = 0;

@@ -6,11 +6,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <variant>
 
 #include "cli/flags.h"
 #include "cli/model_parameters.h"
+#include "cli/quiet_log.h"
 #include "cli/resume_check.h"
 #include "trireme/base/error.h"
 #include "trireme/config/source.h"
@@ -119,6 +123,37 @@ void check_checkpoints(const TrainSetup& setup) {
   ::unlink(probe.c_str());
 }
 
+void check_vocabulary_of_model(const TrainSetup& setup, int64_t needed) {
+  if (needed <= vocab_size(setup.model)) return;
+  throw ConfigError(str("--model ", setup.options.model, ": its vocabulary of ", vocab_size(setup.model),
+                        " is smaller than the data's, ", needed,
+                        "; choose another model, or set vocab_size in its JSON file"));
+}
+
+/// Reads the tokenizer. A built-in model gets its vocabulary; that of a file has one.
+void take_tokenizer(TrainSetup& setup) {
+  const TrainOptions& options = setup.options;
+  setup.tokenizer = read_input([&] { return load_tokenizer(options.tokenizer, {.eos_token = options.eos_token}); });
+  if (std::ranges::find(model_names(), options.model) != model_names().end())
+    std::visit([&](auto& model) { model.vocab_size = setup.tokenizer->vocab_size(); }, setup.model);
+  check_vocabulary_of_model(setup, setup.tokenizer->vocab_size());
+}
+
+/// The steps after which training has read its data `epochs` times, the last of them filled from the epoch after.
+int64_t steps_of_epochs(const TrainSetup& setup) {
+  constexpr double kMost = 1e15;
+  const double epochs = setup.options.epochs.value();
+  const SavedPosition done = setup.options.resume ? saved_position(setup) : SavedPosition{};
+  const double samples = epochs * static_cast<double>(setup.data.train.size());
+  if (!(samples < kMost))
+    throw ConfigError(
+        str("--epochs ", epochs, " of ", setup.data.train.size(), " samples are more than can be counted; give fewer"));
+  // A product such as 0.1 * 30 lies above the whole number that is meant.
+  const auto wanted = static_cast<int64_t>(std::ceil(samples * (1 - 1e-12)));
+  const int64_t batch = setup.config.batch.train_batch_size;
+  return done.steps + std::max<int64_t>(0, (wanted - done.samples + batch - 1) / batch);
+}
+
 }  // namespace
 
 std::string name_of_model(const std::string& name_or_path) {
@@ -182,7 +217,10 @@ RunLock take_output(TrainSetup& setup) {
 
 void check_slices(const TrainSetup& setup) {
   if (setup.config.degrees.tensor > 1)
-    (void)make_partition_plan(model_to_partition(setup.options.model).model, setup.config.tensor);
+    (void)make_partition_plan((setup.tokenizer ? model_to_partition(setup.model, setup.options.model)
+                                               : model_to_partition(setup.options.model))
+                                  .model,
+                              setup.config.tensor);
 }
 
 TrainSetup prepare_training(const TrainOptions& options, int world_size) {
@@ -193,20 +231,26 @@ TrainSetup prepare_training(const TrainOptions& options, int world_size) {
   const bool has_gpu = options.device != "cpu" && count_gpus() > 0;
   ConfigSource source = options.config.empty() ? source_from_json(built_in_config(has_gpu), origin)
                                                : read_input([&] { return read_source(options.config); });
-  source.options = complete_config(source.options, options, origin);
-  setup.config = config_from_source(source, world_size);
+  const auto resolve = [&] {
+    ConfigSource completed = source;
+    completed.options = complete_config(source.options, setup.options, origin);
+    setup.config = config_from_source(completed, world_size);
+  };
+  {
+    std::optional<QuietLog> quiet;  // with --epochs the configuration is read again, when the steps are known
+    if (options.epochs) quiet.emplace();
+    resolve();
+  }
   setup.model = with_positions(read_input([&] { return model_options(options.model); }), options.seq);
+  if (!options.tokenizer.empty()) take_tokenizer(setup);
   setup.data = open_data({.path = options.data,
                           .format = data_format(options.data_format),
                           .seq = options.seq,
                           .vocab_size = vocab_size(setup.model),
                           .exclude = options.exclude,
-                          .text_key = options.text_key});
-  if (setup.data.vocab_size > vocab_size(setup.model)) {
-    throw ConfigError(str("--model ", options.model, ": its vocabulary of ", vocab_size(setup.model),
-                          " is smaller than the data's, ", setup.data.vocab_size,
-                          "; choose another model, or set vocab_size in its JSON file"));
-  }
+                          .text_key = options.text_key,
+                          .tokenizer = setup.tokenizer});
+  check_vocabulary_of_model(setup, setup.data.vocab_size);
   std::error_code reason;
   if (!options.init_from.empty() && !std::filesystem::exists(options.init_from, reason)) {
     throw ConfigError(
@@ -214,6 +258,10 @@ TrainSetup prepare_training(const TrainOptions& options, int world_size) {
   }
   setup.out = choose_output(options, setup.name);
   if (options.resume && !is_locked(setup.out)) check_resume(setup);
+  if (options.epochs) {
+    setup.options.steps = steps_of_epochs(setup);
+    resolve();
+  }
   return setup;
 }
 

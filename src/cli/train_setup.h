@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "trireme/base/json.h"
 #include "trireme/config/config.h"
 #include "trireme/data/dataset.h"
+#include "trireme/data/tokenizer.h"
 #include "trireme/models/language_model.h"
 
 namespace trireme::cli {
@@ -22,7 +24,8 @@ struct TrainSetup {
   ModelOptions model;
   DataSplits data;
   std::filesystem::path out;
-  RunFlags flags = {};  ///< of rank 0, which keeps them in `out`
+  std::shared_ptr<const Tokenizer> tokenizer = {};  ///< null: bytes, or tokens of files; shared: with `data`'s options
+  RunFlags flags = {};                              ///< of rank 0, which keeps them in `out`
 
   std::filesystem::path checkpoints() const { return out / "checkpoints"; }
   /// Checkpoints to keep, 0 all: a run of many saves must not fill the disk because nobody said anything.

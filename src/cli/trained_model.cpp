@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 #include <nlohmann/json.hpp>
 
+#include "cli/encoded_text.h"
 #include "cli/evaluate.h"
 #include "cli/init_weights.h"
 #include "trireme/base/json.h"
@@ -58,11 +59,13 @@ class ModelOnEveryRank : public TrainedModel {
   }
 
   std::string sample() override {
-    if (setup_.data.format != DataFormat::kBytes) return "";  // tokens that only their tokenizer can spell
+    if (setup_.data.format != DataFormat::kBytes && !setup_.tokenizer)
+      return "";  // tokens that only their tokenizer can spell
     GenerateOptions options{.seed = setup_.options.seed};
     if (engine_.tensor() != nullptr)
       options.gather = [this](const at::Tensor& logits) { return engine_.tensor()->gather(logits); };
-    return generate_text(*model_, setup_.options.prompt, options);
+    return setup_.tokenizer ? continue_text(*model_, *setup_.tokenizer, setup_.options.prompt, options)
+                            : generate_text(*model_, setup_.options.prompt, options);
   }
 
  private:

@@ -42,6 +42,10 @@ std::string client_state(const TrainSetup& setup, const DataLoader& loader) {
                {"seq", setup.options.seq},
                {"byte_level", setup.data.format == DataFormat::kBytes},
                {"data", data}};
+  if (setup.tokenizer)
+    json["tokenizer"] = {{"fingerprint", setup.tokenizer->fingerprint()},
+                         {"document_end", setup.tokenizer->document_end().value()},
+                         {"eos_token", setup.options.eos_token}};
   const std::filesystem::path model = setup.options.model;  // whose folder may have a tokenizer
   if (model.filename() == "config.json") json["model_folder"] = std::filesystem::absolute(model).parent_path().string();
   return json.dump();
@@ -140,8 +144,9 @@ int run_training(const TrainSetup& setup, World& world) {
 
   RunRecord record(setup, engine, group);
   if (engine.global_steps() >= options.steps) {
-    record.note(str("nothing is left to train: ", engine.global_steps(), " steps are done, --steps is ", options.steps,
-                    "; give a larger --steps to go on"));
+    const std::string asked = options.epochs ? str("--epochs is ", *options.epochs, "; give larger --epochs")
+                                             : str("--steps is ", options.steps, "; give a larger --steps");
+    record.note(str("nothing is left to train: ", engine.global_steps(), " steps are done, ", asked, " to go on"));
   }
   const StopSignals signals;
   std::string result;

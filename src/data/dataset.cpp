@@ -9,6 +9,7 @@
 #include "data/token_stream.h"
 #include "trireme/base/error.h"
 #include "trireme/base/suggest.h"
+#include "trireme/data/tokenizer.h"
 
 namespace trireme {
 namespace {
@@ -23,6 +24,10 @@ void check_options(const DataOptions& o) {
   if (!(o.held_out_fraction >= 0 && o.held_out_fraction < 1)) {
     throw ConfigError(trireme::str("held_out_fraction=", o.held_out_fraction, ": must be at least 0 and below 1"));
   }
+  if (o.tokenizer && !o.tokenizer->document_end())
+    throw ConfigError(
+        "the tokenizer has no tokenizer_config.json with an `eos_token` beside it; say which token ends a document, by "
+        "--eos-token TEXT");
   if (o.vocab_size < 0) throw ConfigError(trireme::str("vocab_size=", o.vocab_size, ": must be positive, or 0"));
 }
 
@@ -123,11 +128,14 @@ DataSplits open_data(const DataOptions& options) {
   DataSplits splits;
   splits.train = make_dataset(std::move(parts.train), options, "training");
   if (options.held_out_fraction > 0) splits.held_out = make_dataset(std::move(parts.held_out), options, "held-out");
-  splits.vocab_size = opened.format == DataFormat::kBytes ? kByteVocabSize : options.vocab_size;
+  splits.vocab_size = opened.format == DataFormat::kBytes ? kByteVocabSize
+                      : options.tokenizer                 ? options.tokenizer->vocab_size()
+                                                          : options.vocab_size;
   splits.format = opened.format;
   splits.skipped_files = opened.skipped_files;
   splits.skipped_kinds = {opened.skipped_kinds.begin(), opened.skipped_kinds.end()};
   splits.json_files = opened.json_files;
+  splits.is_encoded = options.tokenizer != nullptr;
   return splits;
 }
 

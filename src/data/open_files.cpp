@@ -6,11 +6,14 @@
 #include <span>
 #include <string_view>
 
+#include "data/compressed.h"
 #include "data/file_kind.h"
 #include "data/find_files.h"
 #include "data/json_texts.h"
 #include "data/npy.h"
 #include "trireme/base/error.h"
+#include "trireme/base/utf8.h"
+#include "trireme/data/tokenizer.h"
 
 namespace trireme {
 namespace {
@@ -33,10 +36,17 @@ class HeapFile final : public MappedFile {
 bool is_npy(const FoundFile& file) { return file.path.extension() == ".npy"; }
 bool is_token_file(const FoundFile& file) { return is_npy(file) || file.path.extension() == ".bin"; }
 
-bool is_called_json_lines(const FoundFile& file) {
-  return file.path.extension() == ".jsonl" || file.path.extension() == ".ndjson";
+/// The ending that says what is in the file: of records.jsonl.gz that is .jsonl.
+std::filesystem::path ending_of(const FoundFile& file) {
+  const auto last = file.path.extension();
+  return last == ".gz" || last == ".zst" ? file.path.stem().extension() : last;
 }
-bool is_called_json(const FoundFile& file) { return is_called_json_lines(file) || file.path.extension() == ".json"; }
+
+bool is_called_json_lines(const FoundFile& file) {
+  const auto ending = ending_of(file);
+  return ending == ".jsonl" || ending == ".ndjson";
+}
+bool is_called_json(const FoundFile& file) { return is_called_json_lines(file) || ending_of(file) == ".json"; }
 
 std::span<const std::byte> bytes_of(const MappedFile& file) { return {file.data(), file.bytes()}; }
 std::string_view text_of(const MappedFile& file) { return {reinterpret_cast<const char*>(file.data()), file.bytes()}; }
@@ -86,7 +96,7 @@ class Opener {
     if (!options_.text_key.empty() && json_files_ == 0)
       throw DataError(trireme::str("text key `", options_.text_key, "` (--text-key): data path `", options_.path,
                                    "` holds no JSON; leave the key out, or name the files .jsonl"));
-    if (format_ != DataFormat::kBytes) opened.format = opened.pieces[0].format;
+    if (format_ != DataFormat::kBytes || options_.tokenizer) opened.format = opened.pieces[0].format;
     return opened;
   }
 
@@ -100,11 +110,14 @@ class Opener {
     TokenPiece piece{map(file), file.path.string(), file.relative, nullptr, format_, 0, 0, bytes};
     piece.data = piece.file->data();
     if (piece.file->bytes() == 0) return {};
+    if (options_.format == DataFormat::kAuto && !is_token_file(file)) decompress(file, piece);
+    if (piece.file->bytes() == 0) return {};
     if (options_.format == DataFormat::kAuto && is_of_another_kind(file, piece)) return {};
     if (bytes) {
       const bool json = options_.format == DataFormat::kAuto && is_json(file, *piece.file);
       if (json) take_texts(piece);
       piece.stored = json || is_text(piece) ? static_cast<int64_t>(piece.file->bytes()) : 0;
+      if (options_.tokenizer && piece.stored > 0) encode(piece);
       return piece;
     }
     is_npy(file) ? place_npy(piece) : place_raw(piece);
@@ -123,6 +136,15 @@ class Opener {
     } catch (const IoError& error) {
       throw DataError(trireme::str("cannot read data: ", error.what(), "; give a readable file, or exclude it"));
     }
+  }
+
+  static void decompress(const FoundFile& file, TokenPiece& piece) {
+    if (!is_compressed(bytes_of(*piece.file))) return;
+    const auto ending = ending_of(file);
+    if (ending == ".bin" || ending == ".npy")
+      throw DataError(piece.path + ": tokens are read where they lie in the file, which is compressed; unpack it");
+    piece.file = std::make_shared<HeapFile>(decompressed(bytes_of(*piece.file), piece.path));
+    piece.data = piece.file->data();
   }
 
   // Whether the file is to be skipped for what its first bytes say. What the user has named, be it by an ending, is an
@@ -155,6 +177,53 @@ class Opener {
     piece.file = std::make_shared<HeapFile>(json_texts(text_of(*piece.file), piece.path, key));
     piece.data = piece.file->data();
     ++json_files_;
+  }
+
+  /// The tokens of the documents in `piece`, which lie between NULs; no token where it is no text.
+  void encode(TokenPiece& piece) {
+    piece.stored = 0;
+    if (const std::string wrong = not_utf8(text_of(*piece.file)); !wrong.empty()) {
+      if (found_.by_name)
+        throw DataError(trireme::str(piece.path, ", ", wrong, ": this is not UTF-8, which a tokenizer reads; convert ",
+                                     "it: iconv -f LATIN1 -t UTF-8 ", piece.path));
+      skipped_kinds_.insert("text that is not UTF-8");
+      return;
+    }
+    std::string stored;
+    std::string_view rest = text_of(*piece.file);
+    while (!rest.empty()) {
+      const std::string_view document = rest.substr(0, rest.find('\0'));
+      rest.remove_prefix(std::min(document.size() + 1, rest.size()));
+      if (!document.empty()) append_tokens(document, piece.path, stored);
+    }
+    stored.shrink_to_fit();
+    piece.file = std::make_shared<HeapFile>(std::move(stored));
+    piece.data = piece.file->data();
+    piece.format = DataFormat::kUint32;
+    piece.stored = static_cast<int64_t>(piece.file->bytes() / sizeof(uint32_t));
+    piece.ends_document = false;  // by a token of its own
+  }
+
+  void append_tokens(std::string_view document, const std::string& path, std::string& stored) const {
+    try {
+      for (const int64_t token : options_.tokenizer->encode_document(document)) {
+        const auto value = static_cast<uint32_t>(token);
+        stored.append(reinterpret_cast<const char*>(&value), sizeof(value));
+      }
+    } catch (const DataError& error) {
+      throw DataError(trireme::str(path, ": ", error.what()));
+    }
+  }
+
+  /// "line 7", the first that is no UTF-8; empty where all are.
+  static std::string not_utf8(std::string_view text) {
+    if (is_utf8(text)) return "";
+    size_t line = 1;
+    while (is_utf8(text.substr(0, text.find('\n')))) {
+      text.remove_prefix(text.find('\n') + 1);
+      ++line;
+    }
+    return trireme::str("line ", line);
   }
 
   bool is_text(const TokenPiece& piece) const {
@@ -199,7 +268,12 @@ class Opener {
 }  // namespace
 
 OpenedFiles open_files(const DataOptions& options) {
-  auto opened = Opener(options, find_files(options.path, options.exclude)).run();
+  auto found = find_files(options.path, options.exclude);
+  if (options.tokenizer && resolve_format(found, options) != DataFormat::kBytes)
+    throw DataError(trireme::str("data path `", options.path,
+                                 "` holds tokens, which a tokenizer (--tokenizer) does not ",
+                                 "read; leave it out, or give text"));
+  auto opened = Opener(options, std::move(found)).run();
   if (opened.format == DataFormat::kBytes && options.vocab_size > 0 && options.vocab_size < kByteVocabSize) {
     throw DataError(trireme::str("data path `", options.path, "`: bytes need a vocabulary of ", kByteVocabSize,
                                  ", but the model's vocab_size=", options.vocab_size, "; give it at least 256"));

@@ -18,6 +18,7 @@ void check(const LanguageModel& model, const std::vector<int64_t>& prompt, const
     throw ConfigError(trireme::str("max_new_tokens=", o.max_new_tokens, ": must be at least 0"));
   if (!(o.temperature >= 0)) throw ConfigError(trireme::str("temperature=", o.temperature, ": must be at least 0"));
   if (o.top_k < 0) throw ConfigError(trireme::str("top_k=", o.top_k, ": must be at least 1, or 0 for all"));
+  if (o.vocab_size < 0) throw ConfigError(trireme::str("vocab_size=", o.vocab_size, ": must be at least 1, or 0"));
   if (prompt.empty()) throw ShapeError("prompt: expected at least one token, got none");
   for (const int64_t token : prompt) {
     if (token < 0 || token >= model.vocab_size()) {
@@ -109,7 +110,9 @@ void continue_prompt(LanguageModel& model, std::vector<int64_t> tokens, int64_t 
 std::vector<int64_t> generate(LanguageModel& model, const std::vector<int64_t>& prompt,
                               const GenerateOptions& options) {
   std::vector<int64_t> made;
-  continue_prompt(model, prompt, model.vocab_size(), options, [&](int64_t token) {
+  const int64_t most = options.vocab_size == 0 ? model.vocab_size() : std::min(options.vocab_size, model.vocab_size());
+  continue_prompt(model, prompt, most, options, [&](int64_t token) {
+    if (token == options.stop) return false;
     made.push_back(token);
     return true;
   });

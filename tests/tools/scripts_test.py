@@ -141,6 +141,8 @@ class Scripts(unittest.TestCase):
                 ("a.h:1:10: fatal error: nlohmann/json.hpp: No such file or directory\ncompilation terminated.\n", "apt-get install nlohmann-json3-dev"),
                 ("a.h:1:10: fatal error: 'CLI/CLI.hpp' file not found\n", "apt-get install libcli11-dev"),
                 ("a.h:1:10: fatal error: yaml-cpp/yaml.h: No such file or directory\n", "apt-get install libyaml-cpp-dev"),
+                ("a.h:1:10: fatal error: zstd.h: No such file or directory\n", "apt-get install libzstd-dev"),
+                ("a.h:1:10: fatal error: pcre2.h: No such file or directory\n", "apt-get install libpcre2-dev"),
                 ("a.h:1:10: fatal error: crt/host_config.h: No such file or directory\n", "a header of NVIDIA's, which this project includes nowhere"),
                 ("a.h:1:10: fatal error: curl/curl.h: No such file or directory\n", "<curl/curl.h> is missing: install the Debian package that holds it,"),
                 ("a.h:1:10: fatal error: base/file.h: No such file or directory\n", "git status"),

@@ -30,6 +30,8 @@ DataFormat data_format(const std::string& name);
 inline constexpr int64_t kByteVocabSize = 256;
 inline constexpr int64_t kDocumentEnd = 0;
 
+class Tokenizer;
+
 /// Options of open_data().
 struct DataOptions {
   /// A file; a folder (all its files, recursively; hidden ones and, for bytes, those with a NUL byte in the first 8 KiB
@@ -43,6 +45,8 @@ struct DataOptions {
   int64_t vocab_size = 0;                 ///< of the model; tokens are checked against it; 0: not checked
   std::vector<std::string> exclude = {};  ///< names of files or folders to leave out, with * ? [...], e.g. "test*"
   std::string text_key = {};              ///< of JSON files: the key whose texts are the documents; empty: `text`
+  /// The tokenizer of texts: documents become its tokens, each with the token that ends a document. Null: bytes.
+  std::shared_ptr<const Tokenizer> tokenizer = {};  // shared: with whoever writes the texts that a model makes
 };
 
 /// Tensors of one or more samples: int64, on the host, owning their memory.
@@ -55,9 +59,9 @@ class TokenStream;
 
 /// Samples of one split. A value: copies share the mapped files.
 ///
-/// Files are mapped, not read; those under 4 KiB, any beyond 16,384 maps, and the texts of JSON files are copied to the
-/// heap.
-/// A mapped file must not be truncated while in use (the kernel raises SIGBUS).
+/// Files are mapped, not read; those under 4 KiB, any beyond 16,384 maps, the texts of JSON and of compressed files,
+/// and the tokens of a tokenizer (four bytes each) are on the heap. A mapped file must not be truncated while in use
+/// (the kernel raises SIGBUS).
 class TokenDataset {
  public:
   TokenDataset() = default;  ///< empty: size() is 0
@@ -86,20 +90,23 @@ class TokenDataset {
 /// The result of open_data().
 struct DataSplits {
   TokenDataset train;
-  TokenDataset held_out;                   ///< empty when held_out_fraction is 0
-  int64_t vocab_size = 0;                  ///< least one for a model: 256 for bytes, else as given (0: unknown)
+  TokenDataset held_out;  ///< empty when held_out_fraction is 0
+  /// Least one for a model: 256 for bytes, the tokenizer's, else as given (0: unknown).
+  int64_t vocab_size = 0;
   DataFormat format = DataFormat::kBytes;  ///< of the files, never kAuto; of .npy files of several types, the first's
   int64_t skipped_files = 0;  ///< empty ones; for bytes binary ones too, for tokens what is neither .bin nor .npy
   std::vector<std::string> skipped_kinds = {};  ///< of binary ones, such as "gzip", each once
   int64_t json_files = 0;                       ///< of which the texts of a key were taken
+  bool is_encoded = false;                      ///< by a tokenizer, from text
 };
 
 /// Opens, checks and splits a data set.
 ///
-/// Cost      token files are read once when vocab_size is given; bytes are not.
+/// Cost      token files are read once when vocab_size is given; bytes are not. A tokenizer encodes every text.
 /// Throws    DataError, naming path, value and fix: missing, unreadable, empty, damaged .npy, not a whole number of
 ///           tokens, a token >= vocab_size, a split shorter than one sample, a record of JSON without the text key (by
-///           its line, with the keys that it has), a binary format (by its name). ConfigError: an option out of range.
+///           its line, with the keys that it has), a binary format (by its name), what is compressed and damaged (by
+///           the offset), text that is not UTF-8 beside a tokenizer. ConfigError: an option out of range.
 DataSplits open_data(const DataOptions& options);
 
 }  // namespace trireme

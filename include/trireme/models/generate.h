@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,9 +16,11 @@ namespace trireme {
 /// Options of generate().
 struct GenerateOptions {
   int64_t max_new_tokens = 200;
-  double temperature = 0.8;  ///< 0: always the likeliest token
-  int64_t top_k = 0;         ///< draw among the k likeliest tokens only; 0: among all
-  uint64_t seed = 0;         ///< the same seed, model and prompt give the same tokens
+  double temperature = 0.8;          ///< 0: always the likeliest token
+  int64_t top_k = 0;                 ///< draw among the k likeliest tokens only; 0: among all
+  int64_t vocab_size = 0;            ///< draw among the first so many tokens only, such as a tokenizer's; 0: among all
+  std::optional<int64_t> stop = {};  ///< this token ends the text and is not returned
+  uint64_t seed = 0;                 ///< the same seed, model and prompt give the same tokens
   /// Gathers logits of which ranks have slices, such as TensorParallel::gather(); empty: logits are whole.
   std::function<at::Tensor(const at::Tensor&)> gather = {};
 };

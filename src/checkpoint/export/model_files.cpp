@@ -52,8 +52,9 @@ void set_dtype(Json& config, std::optional<at::ScalarType> dtype) {
 }
 
 struct SavedModel {
-  Json config;  ///< null: unknown
-  Path folder;  ///< empty: unknown
+  Json config;          ///< null: unknown
+  Path folder;          ///< empty: unknown
+  Path tokenizer = {};  ///< folder with the copy of a run's tokenizer; empty: none
 };
 
 SavedModel saved_model(const CheckpointSource& source) {
@@ -67,6 +68,11 @@ SavedModel saved_model(const CheckpointSource& source) {
   // would be those of the family's own tokenizer.
   if (!take("trireme.model") && take("model"))
     for (const char* key : {"bos_token_id", "eos_token_id"}) saved.config[key] = nullptr;
+  if (const Json tokenizer = state.value("tokenizer", Json()); tokenizer.is_object()) {
+    if (saved.config.is_object()) saved.config["eos_token_id"] = tokenizer.value("document_end", Json());
+    const Path copy = std::filesystem::absolute(source.folder).parent_path().parent_path() / "tokenizer";
+    if (posix_file_system().exists(copy)) saved.tokenizer = copy;
+  }
   if (const Json folder = state.value("model_folder", Json()); folder.is_string())
     saved.folder = folder.get<std::string>();
   return saved;
@@ -135,11 +141,13 @@ std::vector<ModelFile> model_files(const CheckpointSource& source, const ModelFi
   if (config.is_null()) return {};
   set_dtype(config, request.dtype);
   std::vector<ModelFile> found = {{kModelConfigName, config.dump(2) + "\n"}};
-  if (folder.empty()) return found;
-  std::vector<std::string> names = files.list(folder);
+  std::vector<std::string> names = folder.empty() ? std::vector<std::string>{} : files.list(folder);
+  // The tokens that the model was trained on are those of the run's own tokenizer.
+  const bool has_own = !saved.tokenizer.empty() && request.model_folder.empty();
+  if (has_own) names = files.list(saved.tokenizer);
   std::ranges::sort(names);
   for (const std::string& name : names)
-    if (goes_along(name)) found.push_back({name, files.read(folder / name)});
+    if (goes_along(name)) found.push_back({name, files.read((has_own ? saved.tokenizer : folder) / name)});
   return found;
 }
 
