@@ -19,7 +19,8 @@ class Axis(NamedTuple):
 # The plan of all axes (parallel) is a room of each. The disk keeps states and weights there: its rooms are device/disk,
 # optim/disk_states, pager/weights/disk_home, all by their names, and the places of its files.
 AXES = {
-    "sequence": Axis(("sequence", "parallel"), r"(?<!index_)(?<!Is)(?<!On)[Ss]equence(?!_length)(?!_nr\b|_number\b|Number\b)(?!_parallel(?!_size))"),
+    # A tokenizer's "Sequence" is a list of its steps.
+    "sequence": Axis(("sequence", "parallel", "data/tokenizers"), r"(?<!index_)(?<!Is)(?<!On)[Ss]equence(?!_length)(?!_nr\b|_number\b|Number\b)(?!_parallel(?!_size))"),
     "pipeline": Axis(("pipeline", "stages", "schedule", "parallel", "python/step_engine", "smp"),
                      r"[Pp]ipeline|(?<!fail\()\"pipe\"|\.pipe\b|\bStage(?:Runner|Model|Work)\b"),
     "tensor": Axis(("tensor", "parallel"), r"[Tt]ensor_?[Pp]arallel|\bdegrees\.tensor\b|\bint tensor = 1\b"),
@@ -31,7 +32,8 @@ _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"')
 def _is_own(name, axis):
     place = re.sub(r"^(?:src|include/trireme)/", "", name).rpartition(".")[0]
     rooms = AXES[axis].rooms
-    return room_of(name) in rooms or place in rooms or axis in name.rpartition("/")[2]
+    is_in = any(place == room or place.startswith(room + "/") for room in rooms)
+    return room_of(name) in rooms or is_in or axis in name.rpartition("/")[2]
 
 
 def axis_places(root, tree):

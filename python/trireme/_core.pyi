@@ -344,8 +344,6 @@ class EngineBase:
             dim: int) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]: ...
     def take_step_events(self, lr: float | None) -> list[tuple[str, float, int]]:
         """(name, value, samples) of the last step, for monitors; empty where none is on, and but on rank 0."""
-    def set_tokens_per_sample(self, tokens: int) -> None:
-        """The tokens of a sample, for throughput in tokens; known already where inputs are token ids."""
     def step_without_gradients(self) -> None:
         """Lets a client's optimizer change the weights between two windows."""
     def zero_grad(self) -> None: ...

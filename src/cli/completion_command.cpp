@@ -89,7 +89,7 @@ void describe(CLI::App& app, const std::string& path, bool takes_program, std::v
     if (option->get_items_expected_max() == 0) continue;
     one.values.insert(one.values.end(), names.begin(), names.end());
     const std::string choices = choices_of(*option);
-    // Of an argument without a flag: offered where a command would be.
+    // The values of an argument without a flag: offered where a command would be.
     if (names.empty() && !choices.empty()) one.commands.push_back(choices);
     for (const auto& name : names)
       if (!choices.empty()) one.choices += str("|", name, " ", choices);

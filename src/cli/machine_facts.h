@@ -1,4 +1,4 @@
-// What `trireme env` tells of an installation and its machine.
+// The facts that `trireme env` tells of an installation and its machine.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct LimitFacts {
 };
 
 struct MachineFacts {
-  /// Of trireme, torch, cuda and so on; empty: not found.
+  /// Versions of trireme, torch, cuda and so on; empty: not found.
   std::vector<std::pair<std::string, std::string>> versions;
   GpuList gpus;
   bool has_infiniband = false;
@@ -42,7 +42,7 @@ struct MachineFacts {
 /// Looks. Loads neither libtorch's CUDA half nor a driver's context; runs `python --version` and `mpirun --version`.
 MachineFacts machine_facts();
 
-/// What of `facts` will hinder training, each as a sentence with the fix. Pure.
+/// The `facts` that will hinder training, each as a sentence with the fix. Pure.
 std::vector<std::string> hindrances(const MachineFacts& facts);
 
 /// Pure, both of them.

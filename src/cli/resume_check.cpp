@@ -81,7 +81,7 @@ void check_resume(const TrainSetup& setup) {
   const Json tokenizer = state.value("tokenizer", Json::object());
   if (tokenizer.empty() != !setup.tokenizer ||
       (setup.tokenizer && tokenizer.value("fingerprint", uint64_t{0}) != setup.tokenizer->fingerprint()))
-    refuse(setup.tokenizer ? str("--tokenizer ", options.tokenizer) : "no --tokenizer",
+    refuse(setup.tokenizer ? str("--tokenizer ", options.text.tokenizer) : "no --tokenizer",
            tokenizer.empty() ? "was trained without a tokenizer; leave it out"
                              : "was trained with another tokenizer; leave the flag out, for the run has a copy of its "
                                "own");

@@ -103,7 +103,7 @@ RunRecord::RunRecord(const TrainSetup& setup, EngineBase& engine, Group& world)
       compute_{.flops_per_token = static_cast<double>(training_flops_per_token(setup.model, setup.options.seq)),
                .ranks = world.size(),
                .peak_tflops = setup.options.peak_tflops ? setup.options.peak_tflops : published_peak(engine)} {
-  engine.set_tokens_per_sample(setup.options.seq);
+  engine.events().set_tokens_per_sample(setup.options.seq);
   if (world.rank() != 0) return;
   posix_file_system().create_directories(setup.out);
   write_file_atomically(posix_file_system(), setup.out / "resolved_config.json", to_text(engine.config()));

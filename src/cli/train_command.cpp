@@ -107,19 +107,19 @@ void declare(CLI::App& app, TrainOptions& options) {
                  "file, folder or glob of text or JSON lines (also as .gz, .zst), or of .bin/.npy of tokens")
       ->type_name("PATH")
       ->group("Data");
-  app.add_option("--data-format", options.data_format, "auto, bytes, uint16 or uint32")
+  app.add_option("--data-format", options.text.format, "auto, bytes, uint16 or uint32")
       ->capture_default_str()
       ->type_name("NAME")
       ->group("Data");
-  app.add_option("--text-key", options.text_key,
+  app.add_option("--text-key", options.text.key,
                  "of .jsonl and .json: the key whose texts are trained on (default: text)")
       ->type_name("KEY")
       ->group("Data");
-  auto* tokenizer = app.add_option("--tokenizer", options.tokenizer,
+  auto* tokenizer = app.add_option("--tokenizer", options.text.tokenizer,
                                    "tokenizer.json in Hugging Face's form, or a folder with one, that makes tokens of "
                                    "the text\n(default: a byte is a token)");
   tokenizer->type_name("PATH")->group("Data");
-  app.add_option("--eos-token", options.eos_token,
+  app.add_option("--eos-token", options.text.eos_token,
                  "the token that ends each document (default: eos_token of the tokenizer_config.json beside the "
                  "tokenizer.json)")
       ->type_name("TEXT")

@@ -8,15 +8,20 @@
 
 namespace trireme::cli {
 
+/// How `--data` is read.
+struct TextOptions {
+  std::string format = "auto";
+  std::string key;        ///< of JSON files: the key whose texts are trained on; empty: `text`
+  std::string tokenizer;  ///< tokenizer.json, or a folder with one; empty: bytes
+  std::string eos_token;  ///< text of the token that ends a document; empty: as the tokenizer's files say
+};
+
 struct TrainOptions {
   std::string config;              ///< DeepSpeed JSON; empty: ZeRO stage 3 with AdamW
   std::string model = "llama-3m";  ///< a built-in name, or a JSON file in Hugging Face's form
   std::string init_from;           ///< safetensors with the first weights; empty: drawn from the seed
   std::string data;
-  std::string data_format = "auto";
-  std::string text_key;              ///< of JSON files: the key whose texts are trained on; empty: `text`
-  std::string tokenizer;             ///< tokenizer.json, or a folder with one; empty: bytes
-  std::string eos_token;             ///< text of the token that ends a document; empty: as the tokenizer's files say
+  TextOptions text;
   std::vector<std::string> exclude;  ///< names of files or folders of `data` to leave out
   int64_t seq = 256;
   std::optional<int64_t> ranks;  ///< processes to start; not given: the ones that a launcher started, or 1

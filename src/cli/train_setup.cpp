@@ -133,7 +133,8 @@ void check_vocabulary_of_model(const TrainSetup& setup, int64_t needed) {
 /// Reads the tokenizer. A built-in model gets its vocabulary; that of a file has one.
 void take_tokenizer(TrainSetup& setup) {
   const TrainOptions& options = setup.options;
-  setup.tokenizer = read_input([&] { return load_tokenizer(options.tokenizer, {.eos_token = options.eos_token}); });
+  setup.tokenizer =
+      read_input([&] { return load_tokenizer(options.text.tokenizer, {.eos_token = options.text.eos_token}); });
   if (std::ranges::find(model_names(), options.model) != model_names().end())
     std::visit([&](auto& model) { model.vocab_size = setup.tokenizer->vocab_size(); }, setup.model);
   check_vocabulary_of_model(setup, setup.tokenizer->vocab_size());
@@ -242,13 +243,13 @@ TrainSetup prepare_training(const TrainOptions& options, int world_size) {
     resolve();
   }
   setup.model = with_positions(read_input([&] { return model_options(options.model); }), options.seq);
-  if (!options.tokenizer.empty()) take_tokenizer(setup);
+  if (!options.text.tokenizer.empty()) take_tokenizer(setup);
   setup.data = open_data({.path = options.data,
-                          .format = data_format(options.data_format),
+                          .format = data_format(options.text.format),
                           .seq = options.seq,
                           .vocab_size = vocab_size(setup.model),
                           .exclude = options.exclude,
-                          .text_key = options.text_key,
+                          .text_key = options.text.key,
                           .tokenizer = setup.tokenizer});
   check_vocabulary_of_model(setup, setup.data.vocab_size);
   std::error_code reason;

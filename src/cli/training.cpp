@@ -45,7 +45,7 @@ std::string client_state(const TrainSetup& setup, const DataLoader& loader) {
   if (setup.tokenizer)
     json["tokenizer"] = {{"fingerprint", setup.tokenizer->fingerprint()},
                          {"document_end", setup.tokenizer->document_end().value()},
-                         {"eos_token", setup.options.eos_token}};
+                         {"eos_token", setup.options.text.eos_token}};
   const std::filesystem::path model = setup.options.model;  // whose folder may have a tokenizer
   if (model.filename() == "config.json") json["model_folder"] = std::filesystem::absolute(model).parent_path().string();
   return json.dump();

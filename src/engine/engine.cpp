@@ -44,6 +44,7 @@ at::Tensor Engine::scale(const at::Tensor& output) const {
 
 StepReport Engine::step() {
   require_optimizer("step");
+  events().begin_step();
   StepReport report;
   try {
     report = training().step().step();

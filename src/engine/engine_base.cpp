@@ -9,7 +9,6 @@
 #include "trireme/base/log.h"
 #include "trireme/config/config.h"
 #include "trireme/device/stream.h"
-#include "trireme/observe/run_status.h"
 #include "trireme/optim/options.h"
 
 namespace trireme {
@@ -24,8 +23,6 @@ SequenceInputs EngineBase::cut(const SequenceInputs& whole) {
   training_.condition().require_alive("cut");
   return sequence() != nullptr ? sequence()->cut(whole) : whole;
 }
-
-void EngineBase::set_tokens_per_sample(int64_t tokens) { training_.counts().set_tokens_per_sample(tokens); }
 
 void EngineBase::step_without_gradients() {
   require_optimizer("step_without_gradients");

@@ -18,10 +18,10 @@
 namespace trireme {
 namespace {
 
-// Of the whole model, where rank 0 has whole layers and all of them; else 0, which means that it is not known.
+// The parameters of the whole model, where rank 0 has whole layers and all of them; else 0, which means that it is not
+// known.
 int64_t parameter_count(const Training& training) {
-  const Degrees& degrees = training.config().degrees;
-  if (degrees.pipe * degrees.tensor * degrees.model > 1) return 0;
+  if (training.groups().model.size() != training.groups().sums.size()) return 0;
   int64_t count = 0;
   for (const ParameterSpec& parameter : training.pager().parameters()) count += c10::multiply_integers(parameter.shape);
   return count;
@@ -76,7 +76,15 @@ void RunEvents::add_monitor(std::string name, EventSink sink) {
 
 void RunEvents::follow(Training& training) {
   training_ = &training;
-  if (record_) record_->describe(run_info(training));
+  if (!record_) return;
+  record_->describe(run_info(training));
+  write_line_ = [this] { write_line(); };
+}
+
+void RunEvents::set_tokens_per_sample(int64_t tokens) { training_->counts().set_tokens_per_sample(tokens); }
+
+void RunEvents::see_input(const at::Tensor& input) {
+  if (input.dim() == 2 && input.scalar_type() == at::kLong) set_tokens_per_sample(input.size(1));
 }
 
 void RunEvents::add_loss(const at::Tensor& weighted_loss) {
@@ -85,8 +93,12 @@ void RunEvents::add_loss(const at::Tensor& weighted_loss) {
   // A copy: the program has the tensor, and may write to it.
   const at::Tensor loss = weighted_loss.detach().to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   loss_ = loss_.defined() ? loss_ + loss : loss;
+}
+
+void RunEvents::begin_step() {
+  if (!record_) return;
   const auto& groups = training_->step().known_hyperparameters().groups();
-  if (!groups.empty()) lr_ = groups.front().lr;
+  lr_ = groups.empty() ? 0 : groups.front().lr;
 }
 
 std::vector<MonitorEvent> RunEvents::take(std::optional<double> lr) {
@@ -107,21 +119,19 @@ std::vector<MonitorEvent> RunEvents::take(std::optional<double> lr) {
 void RunEvents::tell() {
   if (!collects_) return;
   window_loss_ = std::exchange(loss_, {});
-  const std::optional<double> lr = std::exchange(lr_, {});
   if (!monitors_.is_empty()) monitors_.write(take());
-  if (record_) write_line(lr);
+  if (record_) write_line_();
 }
 
-void RunEvents::write_line(std::optional<double> lr) {
+void RunEvents::write_line() {
   const WithoutInterception own_operators;
   TrainStep& step = training_->step();
   const TrainingProgress& progress = step.progress();
-  const auto& groups = step.hyperparameters().groups();
   const int64_t tokens_per_sample = training_->counts().tokens_per_sample();
   StepMetrics metrics{.step = progress.global_steps,
                       .samples = progress.global_samples,
                       .tokens = progress.global_samples * tokens_per_sample,
-                      .learning_rate = lr.value_or(groups.empty() ? 0 : groups.front().lr),
+                      .learning_rate = lr_,
                       .grad_norm = step.outcome().norm,
                       .skipped_steps = progress.skipped_steps,
                       .loss_scale = step.loss_scale()};

@@ -180,7 +180,8 @@ std::vector<c10::IValue> Exchange::hear_values(const OperatorFacts& facts, int f
 }
 
 MessageName Exchange::name(MessageKind kind, int64_t number, const OperatorFacts& facts) const {
-  return {.micro_batch = now_->number, .number = number, .kind = kind, .position = now_->position, .op = facts.name};
+  return {
+      .micro_batch = now_->number, .number = number, .kind = kind, .position = now_->place.position, .op = facts.name};
 }
 
 }  // namespace trireme::ownership

@@ -43,9 +43,8 @@ struct MicroBatch {
   Pieces pieces = {};
   Casts casts = {};
   Transfers transfers = {};
-  int64_t position = 0;  ///< operators so far
-  int64_t randoms = 0;   ///< of them those that draw
-  uint64_t digest = 0;   ///< of all operators, homes and sizes
+  Place place = {};
+  uint64_t digest = 0;  ///< of all operators, homes and sizes
   OperatorTrace trace = {};
   std::vector<int64_t> sent = {}, received = {};  ///< numbers of messages, by stage
   /// Sizes of gradients that come back, until they have come.

@@ -95,9 +95,8 @@ ModuleCalls::Begun ModuleCalls::begin(MicroBatch& now, Homes& homes, uint64_t ke
                        .stage = stage,
                        .inputs = inputs,
                        .trace_begin = now.trace.size(),
-                       .position = now.position,
-                       .randoms = now.randoms,
-                       .begin = born_at(now, now.position)});
+                       .place = now.place,
+                       .begin = born_at(now, now.place.position)});
   return {.is_open = true};
 }
 
@@ -118,7 +117,7 @@ std::vector<at::Tensor> ModuleCalls::repeat(MicroBatch& now, Homes& homes, const
       results.push_back(inputs[one.input]);
       continue;
     }
-    const Home home{stage, one.is_parameter, born_at(now, now.position) + one.born};
+    const Home home{stage, one.is_parameter, born_at(now, now.place.position) + one.born};
     at::Tensor shadow = make_shadow(one.told, device_, home);
     if (one.told.requires_grad) {
       if (!stub) stub = make_stub(inputs);
@@ -128,8 +127,8 @@ std::vector<at::Tensor> ModuleCalls::repeat(MicroBatch& now, Homes& homes, const
   }
   for (const at::Tensor& result : results) note_made(now, {c10::IValue(result)});
   for (const auto& [name, of_call] : seen.operators) now.note(*name, of_call);
-  now.position += seen.positions;
-  now.randoms += seen.randoms;
+  now.place.position += seen.steps.position;
+  now.place.randoms += seen.steps.randoms;
   ++spared_;
   return results;
 }
@@ -174,8 +173,7 @@ int64_t ModuleCalls::end(MicroBatch& now, Homes& homes, const std::vector<at::Te
   Seen& seen = *seen_.at(call.key);
   seen.number = count_++;
   seen.operators.assign(now.trace.begin() + static_cast<std::ptrdiff_t>(call.trace_begin), now.trace.end());
-  seen.positions = now.position - call.position;
-  seen.randoms = now.randoms - call.randoms;
+  seen.steps = {now.place.position - call.place.position, now.place.randoms - call.place.randoms};
   seen.older = std::move(call.older);
   seen.results = std::move(*made);
   seen.visitor = call.visitor;

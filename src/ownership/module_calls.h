@@ -12,6 +12,7 @@
 
 #include "ownership/homes.h"
 #include "ownership/mailbox.h"
+#include "ownership/region.h"
 #include "ownership/sizes.h"
 
 namespace trireme::ownership {
@@ -31,9 +32,9 @@ struct OpenCall {
   int stage = 0;
   std::vector<at::Tensor> inputs = {};
   size_t trace_begin = 0;
-  int64_t position = 0, randoms = 0;  ///< of the micro-batch, when it began
-  uint64_t begin = 0;                 ///< tensors that are born later are its own
-  bool stands = true;                 ///< later calls need not run: it has used and changed nothing but its own
+  Place place = {};    ///< of the micro-batch, when it began
+  uint64_t begin = 0;  ///< tensors that are born later are its own
+  bool stands = true;  ///< later calls need not run: it has used and changed nothing but its own
   std::vector<OlderTensor> older = {};
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made = {};  ///< memory of results of its operators
   const OperatorFacts* visitor = nullptr;  ///< the first operator that counts as a visit of the stage
@@ -43,8 +44,8 @@ struct OpenCall {
   void uses(const at::Tensor& tensor, const Home& home, bool is_written);
 };
 
-/// What was seen, by key. A call stands for later ones where no operator of it ran on this stage, exchanged anything,
-/// had sizes that depend on values, wrote what is older than the call, or left a tensor that is no result.
+/// The calls that were seen, by key. One stands for later ones where no operator of it ran on this stage, exchanged
+/// anything, had sizes that depend on values, wrote what is older than the call, or left a tensor that is no result.
 class ModuleCalls {
  public:
   explicit ModuleCalls(c10::Device device) : device_(device) {}
@@ -73,7 +74,7 @@ class ModuleCalls {
     int64_t number = -1;  ///< -1: it does not stand
     int tries = 0;
     OperatorTrace operators = {};
-    int64_t positions = 0, randoms = 0;
+    Place steps = {};  ///< by which the micro-batch goes on
     std::vector<OlderTensor> older = {};
     std::vector<Result> results = {};
     const OperatorFacts* visitor = nullptr;

@@ -89,8 +89,7 @@ class Ownership::Impl {
     auto region = std::make_shared<Region>(Region{.micro_batch = now.number,
                                                   .number_in_step = now.number_in_step,
                                                   .seed = now.seed,
-                                                  .position = now.position,
-                                                  .randoms = now.randoms,
+                                                  .place = now.place,
                                                   .entered = pass_.running().entered,
                                                   .is_second = now.replay.has_value()});
     if (!region->is_second) now.regions.push_back(region);
@@ -103,8 +102,7 @@ class Ownership::Impl {
                            " cannot run again yet"));
     again.number = region->micro_batch;
     again.seed = region->seed;
-    again.position = region->position;
-    again.randoms = region->randoms;
+    again.place = region->place;
     again.replay.emplace(region);
     return pass_.exchange({.micro_batch = &again, .entered = region->entered});
   }
@@ -143,6 +141,18 @@ class Ownership::Impl {
     for (int other = 0; other < stages(); ++other)
       if (other != stage()) mailbox_.send_end(other, now.number, now.digest, now.trace);
   }
+
+  /// Where ranks share layers, nothing is open, and nothing stands.
+  ModuleCalls::Begun begin_call(uint64_t key, int stage, const std::vector<at::Tensor>& inputs) {
+    MicroBatch* const now = pass_.running().micro_batch;
+    if (now == nullptr || pass_.cut() != nullptr) return {};
+    ownership::ModuleCalls::Begun begun = pass_.calls().begin(*now, pass_.homes(), key, stage, inputs);
+    return {.is_open = begun.is_open, .seen = begun.seen, .results = std::move(begun.results)};
+  }
+  int64_t end_call(const std::vector<at::Tensor>& results) {
+    return pass_.calls().end(current("end_call"), pass_.homes(), results);
+  }
+  void drop_call() { pass_.calls().drop(current("drop_call")); }
 
   int pieces(const MicroBatch& micro_batch) const { return micro_batch.pieces.count(); }
 
@@ -311,12 +321,12 @@ void Ownership::enter(int stage) {
   impl_->pass().enter(stage);
 }
 void Ownership::leave() { impl_->pass().leave(); }
-Ownership::ModuleCall Ownership::begin_call(uint64_t key, int stage, const std::vector<at::Tensor>& inputs) {
-  ownership::ModuleCalls::Begun begun = impl_->pass().begin_call(key, stage, inputs);
-  return {.is_open = begun.is_open, .seen = begun.seen, .results = std::move(begun.results)};
+Ownership::ModuleCalls::Begun Ownership::ModuleCalls::begin(uint64_t key, int stage,
+                                                            const std::vector<at::Tensor>& inputs) {
+  return impl_.begin_call(key, stage, inputs);
 }
-int64_t Ownership::end_call(const std::vector<at::Tensor>& results) { return impl_->pass().end_call(results); }
-void Ownership::drop_call() { impl_->pass().drop_call(); }
+int64_t Ownership::ModuleCalls::end(const std::vector<at::Tensor>& results) { return impl_.end_call(results); }
+void Ownership::ModuleCalls::drop() { impl_.drop_call(); }
 at::Tensor Ownership::move(const at::Tensor& tensor, int stage) { return impl_->move(tensor, stage); }
 at::Tensor Ownership::numbers_of(const at::Tensor& tensor) {
   return home_of(tensor) ? ownership::numbers_of(tensor) : tensor;

@@ -191,7 +191,7 @@ void OwnershipPass::run(OperatorCall& call, Next next) {
   const OperatorFacts& facts = facts_of(call);
   if (call.traits.random) seed(call, facts);
   if (stages_ == 1) return next(call);
-  ++now.position;
+  ++now.place.position;
   const HomedArguments homed = homes_.arguments_of(call);
   // A call of a second run, which a stage does alone, must not become one that it has told of.
   if (now.replay && !is_compared(facts.name)) {
@@ -224,7 +224,7 @@ void OwnershipPass::check_second_run(const OperatorCall& call) {
 /// By the operator's number among those that may draw. To seed a generator costs more than most operators: not where
 /// nothing is drawn.
 void OwnershipPass::seed(OperatorCall& call, const OperatorFacts& facts) {
-  const auto number = static_cast<uint64_t>(++current_->randoms);
+  const auto number = static_cast<uint64_t>(++current_->place.randoms);
   if (draws(call, facts)) call.seed = mix64(mix64(current_->seed ^ static_cast<uint64_t>(current_->number)) ^ number);
 }
 
@@ -513,7 +513,7 @@ void OwnershipPass::take_written(const OperatorFacts& facts, const c10::Operator
 
 Home OwnershipPass::born(const Home& home) const {
   return {home.stage, home.is_parameter,
-          static_cast<uint64_t>(current_->number + 1) << 32 | static_cast<uint64_t>(current_->position)};
+          static_cast<uint64_t>(current_->number + 1) << 32 | static_cast<uint64_t>(current_->place.position)};
 }
 
 // --- operators of another stage ------------------------------------------------------------------------------------

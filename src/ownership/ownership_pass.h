@@ -60,12 +60,7 @@ class OwnershipPass final : public Pass {
     return running;
   }
   Running running() const { return {current_, entered_, forced_}; }
-  /// As ModuleCalls', in the forward pass that runs; nothing is open, and nothing stands, where ranks share layers.
-  ModuleCalls::Begun begin_call(uint64_t key, int stage, const std::vector<at::Tensor>& inputs) {
-    return cut_ || current_ == nullptr ? ModuleCalls::Begun() : calls_.begin(*current_, homes_, key, stage, inputs);
-  }
-  int64_t end_call(const std::vector<at::Tensor>& results) { return calls_.end(*current_, homes_, results); }
-  void drop_call() { calls_.drop(*current_); }
+  ModuleCalls& calls() { return calls_; }
   /// `tensor` on `stage`; see Ownership::move().
   at::Tensor move(const at::Tensor& tensor, int stage);
   OwnershipCounters counters() const {

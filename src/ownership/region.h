@@ -18,13 +18,19 @@
 
 namespace trireme::ownership {
 
+/// How far a forward pass is.
+struct Place {
+  int64_t position = 0;  ///< operators so far
+  int64_t randoms = 0;   ///< of them those that draw
+};
+
 /// The first run of a region, and all of it that a second one could not have without the other stages: its place in the
 /// micro-batch, by which it draws random numbers, and a journal of what came from them.
 struct Region {
   int64_t micro_batch = 0, number_in_step = 0;
   uint64_t seed = 0;
-  int64_t position = 0, randoms = 0;  ///< of the micro-batch, when the region began
-  std::vector<int> entered = {};      ///< stages of the modules around it
+  Place place = {};               ///< of the micro-batch, when the region began
+  std::vector<int> entered = {};  ///< stages of the modules around it
   OperatorTrace operators = {};
   /// A tensor of another stage, as an operator of this one used it.
   struct Value {

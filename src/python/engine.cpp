@@ -99,7 +99,10 @@ class ForwardContext {
   void enter() { scope_.reset(new ForwardScope(engine_->begin_forward())); }
   void exit() { scope_.reset(); }
   at::Tensor input(const at::Tensor& tensor) { return scope_->input(at::Tensor(tensor)); }
-  void look_at(const at::Tensor& tensor) { scope_->look_at(tensor); }
+  void look_at(const at::Tensor& tensor) {
+    scope_->look_at(tensor);
+    engine_->events().see_input(tensor);
+  }
   void explain(const std::string& problem, const std::vector<at::ScalarType>& inputs) const {
     scope_->explain(problem, inputs);
   }

@@ -26,10 +26,8 @@ std::vector<Event> take_step_events(EngineBase& self, std::optional<double> lr) 
 }  // namespace
 
 void bind_step_events(EngineBaseClass& engine) {
-  engine
-      .def("take_step_events", &take_step_events, py::arg("lr"), WithoutGil(),
-           "(name, value, samples) of the last step, for monitors; empty where none is on, and but on rank 0.")
-      .def("set_tokens_per_sample", &EngineBase::set_tokens_per_sample, py::arg("tokens"));
+  engine.def("take_step_events", &take_step_events, py::arg("lr"), WithoutGil(),
+             "(name, value, samples) of the last step, for monitors; empty where none is on, and but on rank 0.");
 }
 
 void bind_monitors(py::module_& module) {

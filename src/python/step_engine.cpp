@@ -108,11 +108,11 @@ std::optional<std::tuple<double, int64_t, int64_t, int64_t>> loss_scaler(OwnedEn
 class StepRegion {
  public:
   explicit StepRegion(std::shared_ptr<OwnedEngine> engine)
-      : engine_(std::move(engine)), region_(engine_->begin_region()) {}
+      : engine_(std::move(engine)), region_(engine_->ownership->begin_region()) {}
   StepRegion(const StepRegion&) = delete;
   StepRegion& operator=(const StepRegion&) = delete;
   void end() noexcept { Ownership::end_region(*region_); }
-  void enter() { replays_.push_back(engine_->replay(region_)); }
+  void enter() { replays_.push_back(std::make_unique<Ownership::Replay>(*engine_->ownership, region_)); }
   void exit() { replays_.pop_back(); }
 
  private:
@@ -123,7 +123,7 @@ class StepRegion {
 
 /// None: the module runs, and no call of end_call() follows; True: one does; else (number, results) of an earlier call.
 py::object begin_call(OwnedEngine& self, int64_t key, int stage, const std::vector<at::Tensor>& inputs) {
-  Ownership::ModuleCall call = self.begin_call(static_cast<uint64_t>(key), stage, inputs);
+  Ownership::ModuleCalls::Begun call = self.ownership->calls().begin(static_cast<uint64_t>(key), stage, inputs);
   if (call.is_open) return py::bool_(true);
   if (call.seen < 0) return py::none();
   return py::make_tuple(call.seen, std::move(call.results));
@@ -161,20 +161,23 @@ void bind_step_engine(py::module_& module) {
           "move", [](OwnedEngine& self, const at::Tensor& tensor, int stage) { return self.move(tensor, stage); },
           py::arg("tensor"), py::arg("stage"), WithoutGil())
       .def(
-          "changes_state", [](OwnedEngine& self, const std::string& what) { self.changes_state(what); },
+          "changes_state", [](OwnedEngine& self, const std::string& what) { self.ownership->changes_state(what); },
           py::arg("what"))
-      .def("end_autocast", [](OwnedEngine& self) { self.end_autocast(); })
+      .def("end_autocast", [](OwnedEngine& self) { self.ownership->end_autocast(); })
       .def(
           "numbers_of", [](OwnedEngine& self, const at::Tensor& tensor) { return self.numbers_of(tensor); },
           py::arg("tensor"), WithoutGil())
       .def(
-          "enter", [](OwnedEngine& self, int stage) { self.enter(stage); }, py::arg("stage"))
-      .def("leave", [](OwnedEngine& self) { self.leave(); })
+          "enter", [](OwnedEngine& self, int stage) { self.ownership->enter(stage); }, py::arg("stage"))
+      .def("leave", [](OwnedEngine& self) { self.ownership->leave(); })
       .def("begin_call", &begin_call, py::arg("key"), py::arg("stage"), py::arg("inputs"))
       .def(
-          "end_call", [](OwnedEngine& self, const std::vector<at::Tensor>& results) { return self.end_call(results); },
+          "end_call",
+          [](OwnedEngine& self, const std::vector<at::Tensor>& results) {
+            return self.ownership->calls().end(results);
+          },
           py::arg("results"))
-      .def("drop_call", [](OwnedEngine& self) { self.drop_call(); })
+      .def("drop_call", [](OwnedEngine& self) { self.ownership->calls().drop(); })
       .def("begin_region", [](const std::shared_ptr<OwnedEngine>& self) { return std::make_unique<StepRegion>(self); })
       .def("update", &update, py::arg("changes"))
       .def("set_optimizer", &set_optimizer, py::arg("config"), py::arg("groups"), py::arg("make_client"))

@@ -156,7 +156,7 @@ void Training::assemble(torch::nn::Module& module, const TrainingOptions& option
   reserve_save();
   const bool knows_micro_batch = !std::holds_alternative<std::monostate>(options.config);
   forward_checks_ =
-      std::make_unique<ForwardChecks>(groups_.sums, *pager_, *buffers_, config_.precision, *counts_, knows_micro_batch);
+      std::make_unique<ForwardChecks>(groups_.sums, *pager_, *buffers_, config_.precision, knows_micro_batch);
   tell_status(pager_->device(), options.output);
   if (groups_.model.rank() == 0) log_precision(loaded_bytes_, config_, *pager_, *buffers_, *step_);
 }

@@ -54,8 +54,6 @@ void ForwardChecks::begin() {
 }
 
 void ForwardChecks::look_at(const at::Tensor& input, int64_t micro_batch) {
-  if (input.dim() == 2 && input.scalar_type() == at::kLong && at::GradMode::is_enabled())
-    counts_.set_tokens_per_sample(input.size(1));
   if (!looks_ || !at::GradMode::is_enabled() || input.dim() < 2) return;
   const auto sizes = input.sizes();
   smaller_batches_ = sizes[0] < micro_batch ? smaller_batches_ + 1 : 0;

@@ -1,4 +1,4 @@
-// What bash and zsh offer with the printed script.
+// The words that bash and zsh offer with the printed script.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ bool has_shell(const std::string& shell) {
   }
 }
 
-// What `shell` offers for the last of `words`.
+// The words that `shell` offers for the last of `words`.
 std::vector<std::string> offered(const std::string& shell, const std::vector<std::string>& words) {
   const TemporaryFolder folder;
   const auto printed = run_program({"completion", shell});

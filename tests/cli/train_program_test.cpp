@@ -108,7 +108,7 @@ TEST_F(TrainProgram, ResumesFromNothingOnlyWhereItIsToldTo) {
                                " has no checkpoint to continue from; correct --out, or give --resume-if-there to "
                                "begin a run where there is none yet\n");
     EXPECT_FALSE(std::filesystem::exists(folder_ / ("new" + ranks)));
-    // What a script says that Slurm starts again.
+    // The flags of a script that Slurm starts again.
     for (const size_t steps : {2, 4}) {
       const auto done = run_program(
           with(train("new" + ranks, {"--steps", std::to_string(steps), "--resume-if-there"}), "--ranks", ranks));

@@ -46,7 +46,7 @@ TEST(Record, HasALineForEachStepAndAReport) {
   run_ranks(2, [&](Rank& rank) {
     Dot net;
     auto engine = initialize(rank.world(), net, {.config = recording(folder / "run", 2)});
-    engine.set_tokens_per_sample(10);
+    engine.events().set_tokens_per_sample(10);
     for (int step = 0; step < 2; ++step) {
       engine.backward(engine(vec(1 + rank.id(), 1)));
       engine.step();

@@ -120,9 +120,6 @@ class EngineBase {
   /// The monitors that the configuration switches on, and what they are told (docs/observe.md); a program may add to
   /// both.
   RunEvents& events() { return events_; }
-  /// The tokens of a sample, for throughput in tokens (`trireme top`, `trireme.record`); a model whose input a façade
-  /// sees as token ids has told them.
-  void set_tokens_per_sample(int64_t tokens);
 
   /// Gives the parameters whole, unmanaged storage again and frees everything else. Collective. The engine cannot be
   /// used afterwards.

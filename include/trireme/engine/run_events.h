@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -33,6 +34,10 @@ class RunEvents {
   /// Another monitor, on the rank that adds it; `name` opens what is said about it.
   void add_monitor(std::string name, EventSink sink);
   bool is_empty() const { return monitors_.is_empty(); }
+  /// The tokens of a sample, for throughput in tokens (`trireme top`, `trireme.record`).
+  void set_tokens_per_sample(int64_t tokens);
+  /// The same by an input of the model, where it is token ids, int64 [samples, tokens].
+  void see_input(const at::Tensor& input);
   /// The events of the last step, for the caller of an engine made with `takes_events`; `lr` instead of the engine's
   /// rate. Empty where no monitor is switched on, and but on rank 0. Waits for a device.
   std::vector<MonitorEvent> take(std::optional<double> lr = {});
@@ -44,6 +49,8 @@ class RunEvents {
   InitializeOptions opening(InitializeOptions options);
   /// `training` outlives the last tell() and take().
   void follow(Training& training);
+  /// A step begins.
+  void begin_step();
   /// Adds the loss of a backward pass, in the weight that it has in the window's mean. Waits for no device.
   void add_loss(const at::Tensor& weighted_loss);
   /// Forgets the window's losses.
@@ -55,14 +62,15 @@ class RunEvents {
   void end();
 
  private:
-  void write_line(std::optional<double> lr);
+  void write_line();
 
   Monitors monitors_;
   bool collects_ = false;
-  at::Tensor loss_;           ///< sum over the window's backward passes, fp32; undefined: there was none
-  at::Tensor window_loss_;    ///< the same of the last window that has ended
-  std::optional<double> lr_;  ///< at the window's last backward pass, in the first parameter group
+  at::Tensor loss_;         ///< sum over the window's backward passes, fp32; undefined: there was none
+  at::Tensor window_loss_;  ///< the same of the last window that has ended
+  double lr_ = 0;           ///< of the step that runs, in the first parameter group
   std::unique_ptr<StepRecord> record_;
+  std::function<void()> write_line_;  ///< of the record, as a monitor's is
   Training* training_ = nullptr;
 };
 

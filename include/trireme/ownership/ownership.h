@@ -87,6 +87,8 @@ struct OwnershipCounters {
 
 /// One per rank, whose operators it sees from then on. Call all methods from the thread that made it.
 class Ownership {
+  class Impl;
+
  public:
   /// `stages` has one rank per stage and outlives this. Collective over it.
   Ownership(Group& stages, c10::Device device);
@@ -163,21 +165,30 @@ class Ownership {
   /// of that stage does before its first parameter, so that one tensor crosses in place of several.
   void enter(int stage);
   void leave();
-  /// What begin_call() found.
-  struct ModuleCall {
-    bool is_open = false;  ///< the module runs, and then end_call() or drop_call() ends the call
-    int64_t seen = -1;     ///< the number of an earlier call that stands for this one, so that nothing runs; -1: none
-    std::vector<at::Tensor> results = {};  ///< of that call, in the order that end_call() got: made anew
+  /// Calls of modules that lie wholly on another stage, in the forward pass that runs; they nest.
+  class ModuleCalls {
+   public:
+    struct Begun {
+      bool is_open = false;  ///< the module runs, and then end() or drop() ends the call
+      int64_t seen = -1;     ///< the number of an earlier call that stands for this one, so that nothing runs; -1: none
+      std::vector<at::Tensor> results = {};  ///< of that call, in the order that end() got: made anew
+    };
+    /// A call on `stage`. `key`: of the module, and of all that it is called with beside the tensors `inputs`. The
+    /// program promises that calls alike run the same operators: what the stage runs is compared with what the earlier
+    /// call ran, at the end of the micro-batch.
+    Begun begin(uint64_t key, int stage, const std::vector<at::Tensor>& inputs);
+    /// The number of the call that ends, if it may stand for others; -1: it may not. One that may has used, written and
+    /// left nothing but its own, and trained parameters of its stage.
+    int64_t end(const std::vector<at::Tensor>& results);
+    /// It ends, and stands for none.
+    void drop();
+
+   private:
+    friend class Ownership;
+    explicit ModuleCalls(Impl& impl) : impl_(impl) {}
+    Impl& impl_;
   };
-  /// A call of a module that lies wholly on `stage`, another one than this. `key`: of the module, and of all that it is
-  /// called with beside the tensors `inputs`. The program promises that calls alike run the same operators: what the
-  /// stage runs is compared with what the earlier call ran, at the end of the micro-batch. Calls nest.
-  ModuleCall begin_call(uint64_t key, int stage, const std::vector<at::Tensor>& inputs);
-  /// The number of the call that ends, if it may stand for others; -1: it may not. On other stages nothing ran, came or
-  /// was written but its own tensors in one that may.
-  int64_t end_call(const std::vector<at::Tensor>& results);
-  /// It ends, and stands for none.
-  void drop_call();
+  ModuleCalls calls() { return ModuleCalls(*impl_); }
   /// `tensor`, with its numbers on `stage`; itself where it has no home or is there.
   at::Tensor move(const at::Tensor& tensor, int stage);
   /// A copy of `tensor` on the host, with its numbers on every stage; itself where it has no home.
@@ -237,7 +248,6 @@ class Ownership {
   OwnershipCounters counters() const;
 
  private:
-  class Impl;
   const std::unique_ptr<Impl> impl_;
 };
 

@@ -48,6 +48,7 @@ class PipelineEngine : private detail::PipelineStage, public EngineBase {
   /// As StageRunner's; StateError too: no optimizer.
   at::Tensor train_batch(const MicroBatches& data) {
     require_optimizer("train_batch");
+    events().begin_step();
     const at::Tensor loss = runner_.train_batch(data);
     events().drop();
     events().add_loss(loss);

@@ -69,6 +69,7 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
   void update() {
     require_optimizer("update");
     check_parameters();
+    events().begin_step();
     runner_->end_window(training());
     events().tell();  // without a loss: a step function may have several
   }
@@ -90,20 +91,8 @@ class StepEngine : private detail::OwnedStage, public EngineBase {
   }
   /// As Buffers::keep_apart(), over the ranks that have a stage.
   void keep_buffers_apart() { training().buffers().keep_apart(); }
-  /// As Ownership's.
-  void enter(int stage) { ownership->enter(stage); }
-  void leave() { ownership->leave(); }
-  Ownership::ModuleCall begin_call(uint64_t key, int stage, const std::vector<at::Tensor>& inputs) {
-    return ownership->begin_call(key, stage, inputs);
-  }
-  int64_t end_call(const std::vector<at::Tensor>& results) { return ownership->end_call(results); }
-  void drop_call() { ownership->drop_call(); }
-  std::shared_ptr<Ownership::Region> begin_region() { return ownership->begin_region(); }
-  std::unique_ptr<Ownership::Replay> replay(const std::shared_ptr<Ownership::Region>& region) {
-    return std::make_unique<Ownership::Replay>(*ownership, region);
-  }
-  void changes_state(const std::string& what) { ownership->changes_state(what); }
-  void end_autocast() { ownership->end_autocast(); }
+  /// For who follows the program's operators: its modules, regions and calls.
+  using OwnedStage::ownership;
   /// `tensor`, with its numbers on `stage`: before a layer's first operators that have no parameters, so that one
   /// tensor crosses in place of several. Inside of a step.
   at::Tensor move(const at::Tensor& tensor, int stage) { return ownership->move(tensor, stage); }

@@ -98,7 +98,8 @@ def _filled(made, tensors):
 
 
 def _key(value, tensors):
-    """What tells arguments apart beside their tensors, which are added to `tensors`; None: it is not known."""
+    """The values that tell arguments apart beside their tensors, which are added to `tensors`; None: it is not
+    known."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return _HOLE

@@ -67,7 +67,7 @@ int usable_cores() {
 
 std::string python_of_scripts() {
   if (const auto python = environment("TRIREME_PYTHON"); python && !python->empty()) return *python;
-  // Of a build tree: the build has left the file beside the program.
+  // The file of a build tree: the build has left the file beside the program.
   std::ifstream file(own_folder() / "share" / "trireme" / "python");
   std::string built_for;
   return std::getline(file, built_for) ? built_for : LaunchMachine{}.python;
