@@ -115,6 +115,18 @@ class Observe(Case):
         self.assertEqual(summary["metadata"]["world_size"], 2)
         self.assertEqual(after, [["broadcast"], 1, 0, 1])
 
+    def test_a_call_has_the_name_that_the_program_gives_it(self):
+        counts, plain = self.on_two("""
+        dist.init_distributed()
+        ones = torch.ones(10)
+        dist.all_reduce(ones, log_name="unheard", prof=True, debug="here")
+        dist.configure(enabled=True)
+        dist.all_reduce(ones, log_name="sum of losses")
+        dist.broadcast(ones, 0, debug="here")
+        result = [dist.get_logged_comm_ops(), ones[0].item()]
+        """)
+        self.assertEqual((sorted(counts), plain), (["broadcast", "sum of losses"], 4.0))
+
     def test_a_timeline_of_all_ranks(self):
         folder = self.folder / "a timeline"
         losses, plain = self.on_two(f"""
