@@ -360,7 +360,8 @@ class Engine(ModelFiles, torch.nn.Module):
             except Error as error:
                 logger.error("%s", error)
                 saved = False
-        self.core, self.is_spent = None, True
+        self._same_inputs = None
+        self.core, self.is_spent = None, True  # its end: warnings are heard, and a record is whole, while Python lives
         return saved
 
     def __reduce_ex__(self, protocol):

@@ -4,6 +4,7 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <filesystem>
 #include <memory>
 
 #include "cli/command.h"
@@ -26,7 +27,9 @@ struct TimelineFlags {
 };
 
 int run_timeline(const TimelineFlags& flags) {
-  const std::string output = flags.output.empty() ? flags.folder + ".json" : flags.output;
+  const std::filesystem::path folder = std::filesystem::absolute(flags.folder).lexically_normal();
+  const std::filesystem::path named = folder.has_filename() ? folder : folder.parent_path();
+  const std::string output = flags.output.empty() ? named.string() + ".json" : flags.output;
   const auto ranks = join_timelines(flags.folder, output);
   print_result(str(output, " has ", ranks.size(), ranks.size() == 1 ? " rank" : " ranks",
                    "; open it in https://ui.perfetto.dev\n"));

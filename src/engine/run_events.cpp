@@ -128,11 +128,12 @@ void RunEvents::write_line() {
   TrainStep& step = training_->step();
   const TrainingProgress& progress = step.progress();
   const int64_t tokens_per_sample = training_->counts().tokens_per_sample();
+  const std::optional<double> norm = step.outcome().norm;  // -1: it is not finite
   StepMetrics metrics{.step = progress.global_steps,
                       .samples = progress.global_samples,
                       .tokens = progress.global_samples * tokens_per_sample,
                       .learning_rate = lr_,
-                      .grad_norm = step.outcome().norm,
+                      .grad_norm = norm && *norm >= 0 ? norm : std::nullopt,
                       .skipped_steps = progress.skipped_steps,
                       .loss_scale = step.loss_scale()};
   if (window_loss_.defined()) metrics.loss = window_loss_.item<double>();

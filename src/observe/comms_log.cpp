@@ -11,18 +11,25 @@ namespace {
 constexpr double kBitsPerByte = 8;
 constexpr double kGiga = 1e9;
 
+/// Whether `operation` is `kind` or torch.distributed's name of a form of it: "all_gather_into_tensor" of "all_gather".
+bool is_kind_of(std::string_view operation, std::string_view kind) {
+  if (!operation.starts_with(kind)) return false;
+  const std::string_view rest = operation.substr(kind.size());
+  return rest.empty() || rest == "_tensor" || rest == "_into_tensor" || rest == "_single" || rest == "_coalesced";
+}
+
 double bus_factor(const CommsLogEntry& entry) {
   const double links = entry.group_size > 0 ? static_cast<double>(entry.group_size - 1) / entry.group_size : 0;
   if (entry.operation == "all_reduce") return 2 * links;
-  if (entry.operation == "all_gather" || entry.operation == "reduce_scatter" || entry.operation == "all_to_all")
-    return links;
+  // torch.distributed's "all_gather_into_tensor" is an all-gather, too.
+  for (const char* const one : {"all_gather", "reduce_scatter", "all_to_all"})
+    if (is_kind_of(entry.operation, one)) return links;
   return 1;
 }
 
 bool is_counted(const CommsLoggerOptions& options, std::string_view operation) {
-  // torch.distributed's "all_gather_into_tensor" means "all_gather", and the other way round.
   return options.prof_all || std::ranges::any_of(options.prof_ops, [operation](const std::string& asked) {
-           return asked.starts_with(operation) || operation.starts_with(asked);
+           return is_kind_of(operation, asked) || is_kind_of(asked, operation);
          });
 }
 

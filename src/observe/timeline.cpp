@@ -310,9 +310,13 @@ struct RankTrace {
   int64_t begin_ns = 0;
 };
 
-RankTrace read_trace(const std::filesystem::path& path) {
+RankTrace read_trace(const std::filesystem::path& path, int rank) {
   // A line for each event; the last one may be torn.
   RankTrace trace;
+  bool has_clock = false;
+  const auto refuse = [&](const std::string& why) {
+    throw DataError(str(path.string(), ": ", why, "; take the file out of the folder, or the folder of one run"));
+  };
   const std::string text = posix_file_system().read(path);
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
@@ -321,11 +325,16 @@ RankTrace read_trace(const std::filesystem::path& path) {
     if (line.ends_with(',')) line.remove_suffix(1);
     Json event = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!event.is_object()) continue;
-    if (event.value("name", "") == kClockEvent)
+    if (!event.contains("ph") || !event.contains("pid")) refuse("a line that is no event of a timeline");
+    if (event["pid"] != rank) refuse(str("events of rank ", event["pid"].dump(), " in the file of rank ", rank));
+    if (event.value("name", "") == kClockEvent) {
+      has_clock = true;
       trace.begin_ns = event.at("args").at("begin_ns").get<int64_t>();
-    else
+    } else {
       trace.events.push_back(std::move(event));
+    }
   }
+  if (!has_clock) refuse("no timeline in it: it is empty, or damaged");
   return trace;
 }
 
@@ -333,10 +342,18 @@ RankTrace read_trace(const std::filesystem::path& path) {
 
 std::vector<int> join_timelines(const std::filesystem::path& folder, const std::filesystem::path& output) {
   FileSystem& files = posix_file_system();
+  std::error_code error;
+  // Renaming a file over a device would take the device away.
+  if (std::filesystem::exists(output, error) && !std::filesystem::is_regular_file(output, error))
+    throw IoError(str(output.string(), ": there is something else than a file; name another one"));
+  const bool is_in_folder = std::filesystem::equivalent(
+      output.has_parent_path() ? output.parent_path() : std::filesystem::path("."), folder, error);
+  if (is_in_folder && rank_of(output.filename().string()))
+    throw IoError(str(output.string(), ": the file of a rank, which is read; name another one"));
   std::map<int, RankTrace> traces;
   if (files.exists(folder))
     for (const std::string& name : files.list(folder))
-      if (const auto rank = rank_of(name)) traces[*rank] = read_trace(folder / name);
+      if (const auto rank = rank_of(name)) traces[*rank] = read_trace(folder / name, *rank);
   if (traces.empty())
     throw IoError(str(folder.string(),
                       ": no timeline there; a run with \"timeline\": {\"enabled\": true} in its "

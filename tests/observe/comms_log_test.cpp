@@ -64,6 +64,17 @@ TEST(CommsLog, CountsTheOperationsThatAreAskedFor) {
   EXPECT_EQ(log.entries()[0].operation, "broadcast");
 }
 
+TEST(CommsLog, KnowsTheFormsOfAnOperation) {
+  CommsLog log({.enabled = true, .prof_all = false, .prof_ops = {"reduce", "all_gather"}});
+  for (const char* operation : {"reduce", "reduce_scatter", "all_gather_into_tensor", "all_reduce"})
+    log.hear(call(operation, 1'000'000, 4, milliseconds(1)));
+  const auto entries = log.entries();
+  ASSERT_EQ(entries.size(), 2);
+  EXPECT_EQ(entries[0].operation, "all_gather_into_tensor");
+  EXPECT_DOUBLE_EQ(entries[0].bus_gbps(), 6);
+  EXPECT_EQ(entries[1].operation, "reduce");
+}
+
 TEST(CommsLog, TellsEachCallWhenAMethodOrAWaitHasEnded) {
   std::vector<std::string> lines;
   const LogSink former = set_log_sink([&](LogLevel, const std::string& line) { lines.push_back(line); });

@@ -139,6 +139,33 @@ TEST(Timeline, ThatATornLineEndsIsRead) {
   EXPECT_EQ(events_of(folder / "all.json").size(), 1);
 }
 
+TEST(Timeline, RefusesWhatIsNoFileOfItsRankAndAnOutputThatItWouldDestroy) {
+  Folder folder;
+  { Timeline timeline(0, {.enabled = true, .output_path = (folder / "t").string(), .start_step = 1}); }
+  const auto refusal = [&](const std::filesystem::path& output) -> std::string {
+    try {
+      join_timelines(folder / "t", output);
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  const auto expect = [&](const std::string& file, const std::string& text, const std::string& why) {
+    write_file_atomically(posix_file_system(), folder / "t" / file, text);
+    const std::string told = refusal(folder / "all.json");
+    EXPECT_NE(told.find(file), std::string::npos) << told;
+    EXPECT_NE(told.find(why), std::string::npos) << told;
+    std::filesystem::remove(folder / "t" / file);
+  };
+  expect("rank-1.json", "", "no timeline in it");
+  expect("rank-1.json", "[\n{\"a\":1}\n", "no event of a timeline");
+  expect("rank-1.json", text_of(folder / "t" / "rank-0.json"), "events of rank 0 in the file of rank 1");
+  EXPECT_NE(refusal(folder / "t" / "rank-0.json").find("the file of a rank"), std::string::npos);
+  std::filesystem::create_directory(folder / "device");
+  EXPECT_NE(refusal(folder / "device").find("something else than a file"), std::string::npos);
+  EXPECT_EQ(refusal(folder / "all.json"), "");
+}
+
 TEST(Timeline, SaysWhereThereIsNone) {
   Folder folder;
   try {

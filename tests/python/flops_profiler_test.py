@@ -288,6 +288,18 @@ _ENGINE = """
 
 
 class OfAnEngine(Case):
+    def test_a_report_that_cannot_be_written_is_printed_and_training_goes_on(self):
+        blocked = self.write("file", "no folder")
+        printed, plain, profiled = self.on_ranks(2, _ENGINE + f"""
+    import contextlib, io
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        profiled = train(2, True, output_file={str(blocked / "profile.txt")!r})["losses"]
+    result = [text.getvalue(), train(2, False)["losses"], profiled]
+""")
+        self.assertIn("FLOPs profile at step 1", printed)
+        self.assertEqual(profiled, plain)
+
     def test_a_step_on_two_ranks_has_the_flops_of_plain_pytorch_and_trains_as_without(self):
         for stage in (0, 3):
             with self.subTest(stage=stage):

@@ -1,16 +1,9 @@
 """Monitors of an engine: TensorBoard's own reader and pandas find the losses that the program saw, fake packages get
 what wandb and comet_ml would, and what cannot work is refused on every rank before the model is changed."""
 import json
-import pathlib
-import subprocess
-import sys
 
+import readers
 from harness import Case, main
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "peers"))
-import environments  # pylint: disable=wrong-import-position
-
-READERS = ("tensorboard==2.20.0", "pandas==3.0.3" if environments.HAS_TRANSFORMERS_5 else "pandas==2.3.3")
 
 # {tag: [[step, value], …]} of a folder's event files, by TensorBoard; and of its CSV files, by pandas.
 _READ = """
@@ -81,19 +74,9 @@ def _say(what):
 
 
 class Monitors(Case):
-    def readers(self):
-        """The Python that has TensorBoard and pandas; skips where the package index cannot be reached."""
-        try:
-            return environments.python_with(pathlib.Path(sys.executable).parents[2], *READERS)
-        except environments.Unreachable as reason:
-            print(f"monitors_test: no TensorBoard and pandas to read with: {str(reason)[:200]}")
-            return self.skipTest("the package index cannot be reached")
-
     def read(self):
         """The events and tables that the readers find in this test's folders."""
-        done = subprocess.run([self.readers(), "-c", _READ, self.folder / "tensorboard/train_bert", self.folder / "csv_monitor/train_bert"],
-                              check=True, stdout=subprocess.PIPE, text=True)
-        return json.loads(done.stdout.splitlines()[-1])
+        return readers.read(self, _READ, self.folder / "tensorboard/train_bert", self.folder / "csv_monitor/train_bert")
 
     def said(self, name):
         """The calls that a fake package got."""

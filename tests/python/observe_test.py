@@ -1,11 +1,23 @@
 """Keys of the configuration by which a run tells of itself: times of a step, the log of collectives, the timeline."""
 import json
+import pathlib
 import re
 import textwrap
 
+import readers
 from harness import PROGRAM, Case, RankServer, main, run
 
 RankServer.imports = ("torch._dynamo",)
+
+# The first violations of a schema.
+_VALIDATE = """
+import json, sys
+import jsonschema
+schema, trace = (json.load(open(path)) for path in sys.argv[1:3])
+jsonschema.Draft202012Validator.check_schema(schema)
+found = jsonschema.Draft202012Validator(schema).iter_errors(trace)
+print(json.dumps([f"{error.json_path}: {error.message}"[:300] for error, _ in zip(found, range(5))]))
+"""
 
 _START = """
 import logging, time
@@ -103,6 +115,18 @@ class Observe(Case):
         self.assertEqual(summary["metadata"]["world_size"], 2)
         self.assertEqual(after, [["broadcast"], 1, 0, 1])
 
+    def test_a_call_has_the_name_that_the_program_gives_it(self):
+        counts, plain = self.on_two("""
+        dist.init_distributed()
+        ones = torch.ones(10)
+        dist.all_reduce(ones, log_name="unheard", prof=True, debug="here")
+        dist.configure(enabled=True)
+        dist.all_reduce(ones, log_name="sum of losses")
+        dist.broadcast(ones, 0, debug="here")
+        result = [dist.get_logged_comm_ops(), ones[0].item()]
+        """)
+        self.assertEqual((sorted(counts), plain), (["broadcast", "sum of losses"], 4.0))
+
     def test_a_timeline_of_all_ranks(self):
         folder = self.folder / "a timeline"
         losses, plain = self.on_two(f"""
@@ -144,6 +168,20 @@ class Observe(Case):
             self.assertTrue([name for name in names if name.startswith("all_gather")])
             self.assertTrue([name for name in names if name.startswith("wait for ")])
             self.assertTrue([name for name in names if name.endswith("Backward0")])
+
+    def test_a_joined_timeline_keeps_its_schema(self):
+        schema = pathlib.Path(__file__).parents[2] / "docs/timeline.schema.json"
+        self.on_two(f"""
+        engine = made(zero_optimization={{"stage": 2}}, trireme={{"timeline": {{"enabled": True, "output_path": {str(self.folder / "t")!r}, "start_step": 1, "steps": 0}}}})
+        trained(engine, 2)
+        result = None
+        """)
+        self.assertEqual(run([PROGRAM, "timeline", self.folder / "t"])[0], 0)
+        trace = self.folder / "t.json"
+        self.assertEqual(readers.read(self, _VALIDATE, schema, trace), [])
+        whole = json.loads(trace.read_text())
+        next(event for event in whole["traceEvents"] if event["ph"] == "X").pop("dur")
+        self.assertTrue(readers.read(self, _VALIDATE, schema, self.write("broken.json", json.dumps(whole))))
 
     def test_a_folder_that_cannot_be_made_is_refused_on_every_rank(self):
         blocked = self.write("file", "no folder")

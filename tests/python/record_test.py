@@ -1,8 +1,9 @@
 """The record of a Python program's run: one key, and metrics.jsonl and report.html are there, whichever engine
 trains."""
 import json
+import textwrap
 
-from harness import Case, main
+from harness import Case, RankServer, main
 
 _PROGRAM = """
     import torch
@@ -80,6 +81,20 @@ class Record(Case):
     result = [engine.train_batch(batches).item() for _ in range(2)]
 """, as_deepspeed=True)
         self.assertEqual([line["loss"] for line in self.steps()], result)
+
+    def test_a_folder_that_is_removed_meanwhile_is_warned_of_when_the_program_ends(self):
+        program = textwrap.dedent(_PROGRAM + """
+    import shutil
+    engine, *_ = deepspeed.initialize(model=model, config=config())
+    steps(engine, 2)
+    if deepspeed.comm.get_rank() == 0:
+        shutil.rmtree(f"{folder}/run")
+    steps(engine, 2)
+""")
+        path = self.write("removed.py", f"folder = {str(self.folder)!r}\n{program}")
+        status, _, err = RankServer.run(2, [path], as_deepspeed=True)
+        self.assertEqual(status, 0, err)
+        self.assertEqual(err.count("`trireme.record`: lines are lost, and training goes on"), 1, err)
 
     def test_a_folder_that_cannot_be_written_is_refused_by_name(self):
         result = self.on_ranks(2, _PROGRAM + """

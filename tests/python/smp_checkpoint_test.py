@@ -81,6 +81,7 @@ class Checkpoints(Case):
         return self.ran(ranks, filled(_RESUMES, FOLDER=self.place, PLACE=place, WHEN=when, OPTIONS=options))
 
     def test_two_stages_go_on_bit_by_bit_on_any_number_and_in_plain_pytorch(self):
+        self.skip_where_mkl_rounds_otherwise()
         expected = self.ran(2, filled(_SAVES, FOLDER=self.place))
         self.assertEqual(sorted(os.listdir(self.place)), ["newest", "optimizer_second", "second", "second_partial", "user_content_second"])
         self.assertEqual(sorted(os.listdir(self.place + "/second_partial")),

@@ -59,7 +59,10 @@ def counted(name):
     parameters = inspect.signature(function)
 
     @functools.wraps(function)
-    def call(*args, **kwargs):
+    def call(*args, prof=False, log_name=name, debug=None, **kwargs):  # pylint: disable=unused-argument
+        # DeepSpeed's arguments: `debug` names the caller there.
+        if prof:
+            warning_once("comm: prof=True counts no call by itself: prof_ops of comms_logger or of comm.configure() names operations, prof_all means all")
         given = parameters.bind(*args, **kwargs).arguments if core.has_listeners() else None
         if given is None or given.get("async_op"):
             return function(*args, **kwargs)
@@ -68,7 +71,7 @@ def counted(name):
         seconds = time.perf_counter() - begin
         ranks = dist.get_world_size(given.get("group"))
         size = 0 if place is None else _bytes_of([*given.values()][place]) * (ranks if is_part else 1)
-        core.tell_collective(_rank(), name, size, ranks, seconds)
+        core.tell_collective(_rank(), log_name, size, ranks, seconds)
         return result
 
     return call

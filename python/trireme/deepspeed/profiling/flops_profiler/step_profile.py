@@ -3,6 +3,7 @@ import time
 
 import torch
 
+from ....log import logger
 from .profiler import FlopsProfiler
 
 
@@ -50,10 +51,16 @@ class _StepProfile:
         result, self._profiler.step_seconds = self._timed(self._step, *args, **kwargs)
         if ends:
             if self._engine.world.rank == 0:
-                options = {key: self._section[key] for key in ("profile_step", "module_depth", "top_modules", "detailed", "output_file")}
-                self._profiler.print_model_profile(**options)
+                self._report({key: self._section[key] for key in ("profile_step", "module_depth", "top_modules", "detailed", "output_file")})
             self._profiler.end_profile()
         return result
+
+    def _report(self, options):
+        try:
+            self._profiler.print_model_profile(**options)
+        except OSError as error:  # a step that was applied does not fail by its report
+            logger.warning("flops_profiler.output_file: the report is on standard output, and training goes on: %s", error)
+            self._profiler.print_model_profile(**{**options, "output_file": None})
 
     def destroy(self):
         """As the engine's."""
