@@ -123,7 +123,7 @@ def train(features, watched, folder):
 
 
 def wrong_files(losses, watched, folder):
-    """What lacks among what was written, or has other losses than the program."""
+    """The events that lack among those written, or have other losses than the program."""
     names = {"timeline": "timeline/rank-0.json", "flops_profiler": "flops", "csv_monitor": "csv/Train_Samples_train_loss.csv", "record": "record/report.html"}
     wrong = [f"no {names[name]}" for name in watched if name in names and not (folder / names[name]).exists()]
     told = {}
