@@ -61,6 +61,11 @@ TEST_F(TokenizerRuns, ResumeAndGenerateByTheCopyInTheRun) {
                  "--eos-token li: the run in " + (folder_ / "run") + " was started with --eos-token <end>");
   tokenizer_ = folder_.write("other.json", tokenizer_of("ne"));
   expect_refused(start({"--resume"}), "was trained with another tokenizer; leave the flag out");
+  const auto copy = folder_ / "run/tokenizer/tokenizer.json";
+  const std::string whole = contents_of(copy);
+  folder_.write("run/tokenizer/tokenizer.json", tokenizer_of("ne"));
+  expect_refused({"train", "--resume", "--out", folder_ / "run"}, "so the copy has changed; name the one it was by");
+  folder_.write("run/tokenizer/tokenizer.json", whole);
   auto other = generate;
   other.insert(other.end(), {"--tokenizer", tokenizer_});
   expect_refused(other, "this model was trained with another one; name that");
