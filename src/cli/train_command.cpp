@@ -115,9 +115,10 @@ void declare(CLI::App& app, TrainOptions& options) {
                  "of .jsonl and .json: the key whose texts are trained on (default: text)")
       ->type_name("KEY")
       ->group("Data");
-  app.add_option("--tokenizer", options.tokenizer,
-                 "tokenizer.json in Hugging Face's form, or a folder with one, that makes tokens of the text\n(default: "
-                 "a byte is a token)")
+  app.add_option(
+         "--tokenizer", options.tokenizer,
+         "tokenizer.json in Hugging Face's form, or a folder with one, that makes tokens of the text\n(default: "
+         "a byte is a token)")
       ->check(path_text())
       ->type_name("PATH")
       ->group("Data");

@@ -148,7 +148,8 @@ void Tokenizer::Parts::read_template(Fields& fields) {
   for (size_t i = 0; i < parts.size(); ++i) {
     Fields part(parts[i], str(fields.place_of("single"), "[", i, "]"));
     if (const Json* sequence = part.find("Sequence")) {
-      if (has_text || Fields(*sequence, part.place_of("Sequence")).text("id") != "A") part.fail("Sequence", "expected one `A` in all");
+      if (has_text || Fields(*sequence, part.place_of("Sequence")).text("id") != "A")
+        part.fail("Sequence", "expected one `A` in all");
       has_text = true;
       continue;
     }
