@@ -81,6 +81,14 @@ CLI::Validator positive_number(const std::string& fix) {
       "");
 }
 
+CLI::Validator path_text() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        return text.empty() ? std::string("'' is no path; give one, or leave the flag out") : std::string();
+      },
+      "");
+}
+
 CLI::Validator one_of(const std::vector<std::string>& names) {
   CLI::Validator validator(
       [names](const std::string& text) {

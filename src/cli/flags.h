@@ -35,6 +35,9 @@ CLI::Validator count_of(const std::string& things, const RealRange& range);
 /// Refuses what is no finite number above 0: "--peak-tflops: '0' is not a number above 0; FIX".
 CLI::Validator positive_number(const std::string& fix);
 
+/// Refuses an empty text, as a shell makes one of a variable that is not set: "--tokenizer: '' is no path; FIX".
+CLI::Validator path_text();
+
 /// Refuses what is none of `names`: "--dtype: 'fp16' is none of fp32, bf16".
 CLI::Validator one_of(const std::vector<std::string>& names);
 /// The names of one_of() that `option` takes, with spaces between them; empty where it takes others.

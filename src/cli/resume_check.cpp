@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "cli/run_flags.h"
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/manifest.h"
@@ -80,11 +81,17 @@ void check_resume(const TrainSetup& setup) {
     refuse(str("--model ", options.model), str("holds another model (", difference, "); give that one"));
   const Json tokenizer = state.value("tokenizer", Json::object());
   if (tokenizer.empty() != !setup.tokenizer ||
-      (setup.tokenizer && tokenizer.value("fingerprint", uint64_t{0}) != setup.tokenizer->fingerprint()))
+      (setup.tokenizer && tokenizer.value("fingerprint", uint64_t{0}) != setup.tokenizer->fingerprint())) {
+    std::error_code unreadable;
+    if (std::filesystem::equivalent(options.text.tokenizer, tokenizer_of_run(setup.out), unreadable) &&
+        !tokenizer.empty())
+      refuse(str("the run's copy ", options.text.tokenizer),
+             "was trained with another tokenizer, so the copy has changed; name the one it was by --tokenizer");
     refuse(setup.tokenizer ? str("--tokenizer ", options.text.tokenizer) : "no --tokenizer",
            tokenizer.empty() ? "was trained without a tokenizer; leave it out"
                              : "was trained with another tokenizer; leave the flag out, for the run has a copy of its "
                                "own");
+  }
   if (data.at("seed") != options.seed)
     refuse(str("--seed ", options.seed), str("was trained with --seed ", data.at("seed").dump(), "; give that"));
   if (data.at("fingerprint") != setup.data.train.fingerprint())

@@ -115,15 +115,17 @@ void declare(CLI::App& app, TrainOptions& options) {
                  "of .jsonl and .json: the key whose texts are trained on (default: text)")
       ->type_name("KEY")
       ->group("Data");
-  auto* tokenizer = app.add_option("--tokenizer", options.text.tokenizer,
-                                   "tokenizer.json in Hugging Face's form, or a folder with one, that makes tokens of "
-                                   "the text\n(default: a byte is a token)");
-  tokenizer->type_name("PATH")->group("Data");
+  app.add_option(
+         "--tokenizer", options.text.tokenizer,
+         "tokenizer.json in Hugging Face's form, or a folder with one, that makes tokens of the text\n(default: "
+         "a byte is a token)")
+      ->check(path_text())
+      ->type_name("PATH")
+      ->group("Data");
   app.add_option("--eos-token", options.text.eos_token,
                  "the token that ends each document (default: eos_token of the tokenizer_config.json beside the "
                  "tokenizer.json)")
       ->type_name("TEXT")
-      ->needs(tokenizer)
       ->group("Data");
   app.add_option("--exclude", options.exclude,
                  "names of files or folders to leave out, such as 'test*'; may be repeated")
@@ -138,6 +140,7 @@ void declare(CLI::App& app, TrainOptions& options) {
       ->type_name("NAME|PATH")
       ->group("Model");
   app.add_option("--init-from", options.init_from, "safetensors file with the first weights")
+      ->check(path_text())
       ->type_name("FILE")
       ->group("Model");
   add_whole(app, "--seed", options.seed, "of weights, data order and sample", {.least = 0})
@@ -145,6 +148,7 @@ void declare(CLI::App& app, TrainOptions& options) {
       ->group("Model");
 
   app.add_option("--config", options.config, "DeepSpeed JSON, or YAML of Accelerate (see trireme config check)")
+      ->check(path_text())
       ->type_name("FILE")
       ->group("Training");
   add_whole(app, "--ranks", options.ranks, "processes to start on this machine (default: 1, or those of the launcher)",
@@ -293,6 +297,9 @@ void complete_flags(CLI::App& app, const TrainOptions& options) {
                             "give the run's flags, or the folder of a run as --out"));
   }
   if (options.data.empty()) throw ConfigError("--data is required (see trireme train --help)");
+  if (!options.text.eos_token.empty() && options.text.tokenizer.empty())  // the run that goes on may have one
+    throw ConfigError(str("--eos-token ", options.text.eos_token,
+                          ": without --tokenizer a byte is a token; give one, or ", "leave the flag out"));
 }
 
 }  // namespace

@@ -133,8 +133,12 @@ void check_vocabulary_of_model(const TrainSetup& setup, int64_t needed) {
 /// Reads the tokenizer. A built-in model gets its vocabulary; that of a file has one.
 void take_tokenizer(TrainSetup& setup) {
   const TrainOptions& options = setup.options;
-  setup.tokenizer =
-      read_input([&] { return load_tokenizer(options.text.tokenizer, {.eos_token = options.text.eos_token}); });
+  try {
+    setup.tokenizer = load_tokenizer(options.text.tokenizer, {.eos_token = options.text.eos_token});
+  } catch (const IoError& error) {
+    throw ConfigError(str("--tokenizer ", options.text.tokenizer, ": ", error.what(),
+                          "; give a tokenizer.json of Hugging Face's form, or a folder with one"));
+  }
   if (std::ranges::find(model_names(), options.model) != model_names().end())
     std::visit([&](auto& model) { model.vocab_size = setup.tokenizer->vocab_size(); }, setup.model);
   check_vocabulary_of_model(setup, setup.tokenizer->vocab_size());

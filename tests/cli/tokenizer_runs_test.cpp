@@ -56,8 +56,16 @@ TEST_F(TokenizerRuns, ResumeAndGenerateByTheCopyInTheRun) {
   ASSERT_EQ(text.exit_code, 0) << text.err;
   EXPECT_TRUE(text.out.starts_with("line 1")) << text.out;
 
+  // The tokenizer that the flag belongs to is the run's.
+  expect_refused({"train", "--resume", "--out", folder_ / "run", "--eos-token", "li"},
+                 "--eos-token li: the run in " + (folder_ / "run") + " was started with --eos-token <end>");
   tokenizer_ = folder_.write("other.json", tokenizer_of("ne"));
   expect_refused(start({"--resume"}), "was trained with another tokenizer; leave the flag out");
+  const auto copy = folder_ / "run/tokenizer/tokenizer.json";
+  const std::string whole = contents_of(copy);
+  folder_.write("run/tokenizer/tokenizer.json", tokenizer_of("ne"));
+  expect_refused({"train", "--resume", "--out", folder_ / "run"}, "so the copy has changed; name the one it was by");
+  folder_.write("run/tokenizer/tokenizer.json", whole);
   auto other = generate;
   other.insert(other.end(), {"--tokenizer", tokenizer_});
   expect_refused(other, "this model was trained with another one; name that");
@@ -75,7 +83,11 @@ TEST_F(TokenizerRuns, RefuseWhatDoesNotFit) {
                     R"({"model_type": "llama", "vocab_size": 24, "hidden_size": 32, "intermediate_size": 64,
         "num_hidden_layers": 2, "num_attention_heads": 2, "tie_word_embeddings": true})");
   expect_refused(with(start(), "--model", tiny), "its vocabulary of 24 is smaller than the data's, 25");
-  expect_refused(with(start(), "--tokenizer", folder_ / "nowhere"), "nowhere");
+  expect_refused(with(start(), "--tokenizer", folder_ / "nowhere"), "; give a tokenizer.json of Hugging Face's form");
+  for (const std::string flag : {"--tokenizer", "--init-from", "--config"})  // a shell's variable that is not set
+    expect_refused(start({flag, ""}), flag + ": '' is no path; give one, or leave the flag out");
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+  expect_refused(train("bytes", {"--eos-token", "<end>"}), "--eos-token <end>: without --tokenizer a byte is a token");
   ASSERT_EQ(run_program(train("bytes", {"--steps", "1"})).exit_code, 0);
   expect_refused({"generate", folder_ / "bytes", "--tokenizer", tokenizer_}, "this model was trained without one");
 }

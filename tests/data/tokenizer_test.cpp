@@ -57,10 +57,37 @@ TEST_F(TokenizerFile, MergesLettersByTheEarliestRule) {
 
 TEST_F(TokenizerFile, WholeWordsComeBeforeMergesWhereTheFileSaysSo) {
   Json json = small_tokenizer();
-  json["model"]["vocab"]["bc"] = 8;
+  json["model"]["vocab"]["bc"] = 7;
+  json["added_tokens"][0]["id"] = 8;
   EXPECT_EQ(load(json)->encode("bc"), (Tokens{1, 2}));
   json["model"]["ignore_merges"] = true;
-  EXPECT_EQ(load(json)->encode("bc"), (Tokens{8}));
+  EXPECT_EQ(load(json)->encode("bc"), (Tokens{7}));
+}
+
+// GPT-2's own file says no type, and has its merges as texts.
+TEST_F(TokenizerFile, OfAnOlderFormNamesNoTypeOfItsModel) {
+  Json json = small_tokenizer();
+  json["model"].erase("type");
+  json["model"]["unk_token"] = "";
+  json["model"]["merges"] = {"a b", "ab c", "Ġ a"};
+  EXPECT_EQ(load(json)->encode("abcab"), (Tokens{4, 3}));
+  json["model"].erase("merges");  // as of a WordLevel
+  expect_error<DataError>([&] { load(json); }, {"model.type is not there"});
+}
+
+// The package would take another number, so tokens would be others than those that a model was trained with.
+TEST_F(TokenizerFile, AnAddedTokenHasTheNumberThatThePackageGivesIt) {
+  expect_refused("/added_tokens/0/id", "5", {"added_tokens[0].id is 5; the package tokenizers takes 7"});
+  expect_refused("/added_tokens/0/id", "9", {"added_tokens[0].id is 9; the package tokenizers takes 7"});
+  expect_refused("/added_tokens/0/content", R"("ab")", {"added_tokens[0].id is 7; the vocabulary has 3"});
+  Json json = small_tokenizer();
+  json["added_tokens"].push_back({{"id", 7}, {"content", "<more>"}});
+  expect_error<DataError>([&] { load(json); }, {"added_tokens[1].id is 7; the package tokenizers takes 8"});
+  json["added_tokens"][1]["id"] = 8;
+  json["added_tokens"].push_back({{"id", 8}, {"content", "<more>"}});  // twice, as the first time
+  json["added_tokens"].push_back({{"id", 9}, {"content", ""}});        // none, as in the package
+  EXPECT_EQ(load(json)->encode("<more>a"), (Tokens{8, 0}));
+  EXPECT_EQ(load(json)->vocab_size(), 9);
 }
 
 TEST_F(TokenizerFile, DocumentsEndByTheirTokenAndPromptsFollowOne) {
@@ -104,6 +131,11 @@ TEST_F(TokenizerFile, WhatIsNotKnownIsRefusedByItsPlace) {
   expect_refused("/decoder", R"({"type": "WordPiece"})", {"decoder.type is `WordPiece`"});
   expect_refused("/added_tokens/0/single_word", "true", {"added_tokens[0].single_word is true"});
   expect_refused("/surprise", "{}", {"surprise is {}"});
+  const std::string processor = R"({"type": "TemplateProcessing", "special_tokens": {}, "single": [{"Sequence": )";
+  expect_refused("/post_processor", (processor + R"("A"}]})").c_str(), {"single[0].Sequence is \"A\"; expected an"});
+  expect_refused("/post_processor", (processor + R"({"id": 5}}]})").c_str(), {"single[0].Sequence.id is 5; expected"});
+  expect_refused("/model/vocab/a", "33554432", {"model.vocab: `a` has the number 33554432; expected one below"});
+  expect_error<DataError>([&] { load(Json::array()); }, {"tokenizer.json: this is []; expected an object"});
   expect_error<DataError>([&] { load_tokenizer(folder_.write("tokenizer.json", "{")); }, {"this is no JSON"});
 }
 

@@ -42,9 +42,11 @@ std::pair<std::string, std::string> halves_of(const Json& merge, const std::stri
 }  // namespace
 
 Bpe::Bpe(const Json& json, const std::string& place) {
-  if (const std::string type = type_of(json, place); type != "BPE") refuse_type(place, type, {"BPE"});
   Fields fields(json, place);
-  fields.pass_over({"type"});
+  // Older files, such as GPT-2's, do not name the kind: that which has merges is this one.
+  const bool is_unnamed = fields.find("type") == nullptr && fields.find("merges") != nullptr;
+  if (const std::string type = is_unnamed ? "BPE" : fields.text("type"); type != "BPE")
+    refuse_type(place, type, {"BPE"});
   fields.refuse("dropout", "tokens would be drawn, which is not done here; set it to null");
   fields.refuse("continuing_subword_prefix", "such prefixes are not known here");
   fields.refuse("end_of_word_suffix", "such suffixes are not known here");

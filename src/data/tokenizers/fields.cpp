@@ -8,7 +8,9 @@ namespace trireme::tokenizers {
 namespace {
 
 const Json& checked_object(const Json& object, const std::string& place) {
-  if (!object.is_object()) throw DataError(trireme::str(place, " is ", excerpt(object.dump()), "; expected an object"));
+  if (!object.is_object())
+    throw DataError(trireme::str(place, place.ends_with(": ") ? "this" : "", " is ", excerpt(object.dump()),
+                                 "; expected an object"));
   return object;
 }
 

@@ -49,7 +49,7 @@ class Tokenizer::Parts {
   void read_added(const Json& list, const std::string& place);
   void read_post_processor(const Json& json, const std::string& place);
   void read_template(Fields& fields);
-  void set_text(int64_t token, const std::string& text);
+  void set_text(int64_t token, const std::string& text, const std::string& place);
   void encode_words(const std::string& text, bool begins_text, std::vector<int64_t>& tokens) const;
   void encode_word(const std::string& word, std::vector<int64_t>& tokens) const;
 
@@ -77,21 +77,26 @@ Tokenizer::Parts::Parts(const std::string& file, const std::string& path) : fing
   normalizer_ = tokenizers::make_normalizer(value("normalizer"), fields.place_of("normalizer"));
   pre_tokenizer_ = tokenizers::make_pre_tokenizer(value("pre_tokenizer"), fields.place_of("pre_tokenizer"));
   decoder = tokenizers::make_decoder(value("decoder"), fields.place_of("decoder"));
-  for (const auto& [text, token] : model_->vocabulary()) set_text(token, text);
+  const std::string place = fields.place_of("model.vocab");
+  for (const auto& [text, token] : model_->vocabulary()) set_text(token, text, place);
   if (fields.find("added_tokens") != nullptr) read_added(fields.list("added_tokens"), fields.place_of("added_tokens"));
   if (const Json* post = fields.find("post_processor")) read_post_processor(*post, fields.place_of("post_processor"));
   fields.end();
   vocab_size = static_cast<int64_t>(texts.size());
 }
 
-void Tokenizer::Parts::set_text(int64_t token, const std::string& text) {
+void Tokenizer::Parts::set_text(int64_t token, const std::string& text, const std::string& place) {
   constexpr int64_t kMost = 1 << 24;  // each is a row of the model's weights
-  if (token >= kMost) throw DataError(str("token ", token, " of the tokenizer is beyond ", kMost));
+  if (token >= kMost)
+    throw DataError(str(place, ": `", excerpt(text, 40), "` has the number ", token, "; expected one below ", kMost));
   if (token >= static_cast<int64_t>(texts.size())) texts.resize(static_cast<size_t>(token) + 1);
   texts[static_cast<size_t>(token)] = text;
 }
 
+// The package numbers tokens that the vocabulary lacks by itself, whatever the file says. A file that says something
+// else has two meanings, and is refused.
 void Tokenizer::Parts::read_added(const Json& list, const std::string& place) {
+  auto next = static_cast<int64_t>(model_->vocabulary().size());
   for (size_t i = 0; i < list.size(); ++i) {
     Fields fields(list[i], str(place, "[", i, "]"));
     tokenizers::AddedToken token{.id = fields.integer("id"), .content = fields.text("content")};
@@ -101,12 +106,17 @@ void Tokenizer::Parts::read_added(const Json& list, const std::string& place) {
     const bool is_special = fields.flag_or("special", false);
     const bool is_normalized = fields.flag_or("normalized", !is_special);
     fields.end();
-    if (const auto known = model_->token(token.content); known && *known != token.id)
-      fields.fail("id", str("the vocabulary has ", *known, " for this token"));
+    if (token.content.empty()) continue;  // as there
+    const auto known = this->token(token.content);
+    if (known && *known != token.id) fields.fail("id", str("the vocabulary has ", *known, " for this token"));
+    if (!known && token.id != next)
+      fields.fail("id", str("the package tokenizers takes ", next, " for this token, as the next behind the others; ",
+                            "save the file anew by the package"));
+    next = std::max(next, token.id + 1);
     added_ids_[token.content] = token.id;
     if (is_special) special.insert(token.id);
     if (is_normalized && normalizer_) token.content = normalizer_->apply(token.content);
-    set_text(token.id, token.content);
+    set_text(token.id, token.content, fields.place());
     (is_normalized ? added_normalized_ : added_).add(token);
   }
 }
@@ -138,7 +148,8 @@ void Tokenizer::Parts::read_template(Fields& fields) {
   for (size_t i = 0; i < parts.size(); ++i) {
     Fields part(parts[i], str(fields.place_of("single"), "[", i, "]"));
     if (const Json* sequence = part.find("Sequence")) {
-      if (has_text || sequence->value("id", "") != "A") part.fail("Sequence", "expected one `A` in all");
+      if (has_text || Fields(*sequence, part.place_of("Sequence")).text("id") != "A")
+        part.fail("Sequence", "expected one `A` in all");
       has_text = true;
       continue;
     }
