@@ -344,6 +344,8 @@ class EngineBase:
             dim: int) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]: ...
     def take_step_events(self, lr: float | None) -> list[tuple[str, float, int]]:
         """(name, value, samples) of the last step, for monitors; empty where none is on, and but on rank 0."""
+    def end_record(self, reason: str) -> None:
+        """The record of the run ends early, because of `reason`."""
     def step_without_gradients(self) -> None:
         """Lets a client's optimizer change the weights between two windows."""
     def zero_grad(self) -> None: ...

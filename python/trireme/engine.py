@@ -1,6 +1,7 @@
 """Engine: what trains a torch.nn.Module over the ranks of the job, under whatever names a façade gives it."""
 import contextlib
 import itertools
+import sys
 import typing
 
 import torch
@@ -360,6 +361,8 @@ class Engine(ModelFiles, torch.nn.Module):
             except Error as error:
                 logger.error("%s", error)
                 saved = False
+            if (error := getattr(sys, "last_value", None)) is not None:  # by which the program ends
+                self.core.end_record(f"{type(error).__name__}: {error}")
         self._same_inputs = None
         self.core, self.is_spent = None, True  # its end: warnings are heard, and a record is whole, while Python lives
         return saved

@@ -148,8 +148,8 @@ void RunEvents::note_checkpoint(const SavedCheckpoint& saved) {
                        .seconds = saved.seconds});
 }
 
-void RunEvents::end() {
-  if (record_) record_->end();
+void RunEvents::end(const std::string& reason) {
+  if (record_) record_->end(reason);
 }
 
 }  // namespace trireme

@@ -1,6 +1,7 @@
 #include "engine/step_record.h"
 
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <mutex>
 #include <set>
@@ -58,7 +59,7 @@ StepRecord::StepRecord(const std::filesystem::path& folder)
   }
 }
 
-StepRecord::~StepRecord() { end(); }
+StepRecord::~StepRecord() { end(std::uncaught_exceptions() > 0 ? "an error of the program" : "finished"); }
 
 template <class Work>
 void StepRecord::try_to(const Work& work) noexcept {
@@ -103,12 +104,13 @@ void StepRecord::checkpoint(const CheckpointEvent& event) {
   });
 }
 
-void StepRecord::end() noexcept {
+void StepRecord::end(const std::string& reason) noexcept {
   if (std::exchange(has_ended_, true)) return;
   try_to([&] {
     release(folder_);
     if (!metrics_) return;
     metrics_->end({.step = step_,
+                   .reason = reason,
                    .seconds = std::chrono::duration<double>(Clock::now() - begin_).count(),
                    .peak_memory_bytes_of_rank = {},
                    .peak_resident_bytes_of_rank = {peak_resident_bytes()}});

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "trireme/observe/metrics.h"
@@ -18,7 +19,7 @@ class StepRecord {
   /// Makes the folder. Throws IoError: it cannot be made, or the file not be written there; ConfigError: another record
   /// of this process is written there.
   explicit StepRecord(const std::filesystem::path& folder);
-  /// As end().
+  /// As end(), because of an error where one is on its way.
   ~StepRecord();
   StepRecord(const StepRecord&) = delete;
   StepRecord& operator=(const StepRecord&) = delete;
@@ -30,8 +31,8 @@ class StepRecord {
   /// earlier steps if it is not the run's first one, else anew, with an older file kept as metrics.before.jsonl.
   void step(StepMetrics metrics, int64_t tokens_of_step);
   void checkpoint(const CheckpointEvent& event);
-  /// The last lines and the report; nothing before the first step, and the second time.
-  void end() noexcept;
+  /// The last lines, with the `reason` of the end, and the report; nothing before the first step, and the second time.
+  void end(const std::string& reason) noexcept;
 
  private:
   using Clock = std::chrono::steady_clock;

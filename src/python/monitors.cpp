@@ -26,8 +26,12 @@ std::vector<Event> take_step_events(EngineBase& self, std::optional<double> lr) 
 }  // namespace
 
 void bind_step_events(EngineBaseClass& engine) {
-  engine.def("take_step_events", &take_step_events, py::arg("lr"), WithoutGil(),
-             "(name, value, samples) of the last step, for monitors; empty where none is on, and but on rank 0.");
+  engine
+      .def("take_step_events", &take_step_events, py::arg("lr"), WithoutGil(),
+           "(name, value, samples) of the last step, for monitors; empty where none is on, and but on rank 0.")
+      .def(
+          "end_record", [](EngineBase& self, const std::string& reason) { self.events().end(reason); },
+          py::arg("reason"), WithoutGil());
 }
 
 void bind_monitors(py::module_& module) {

@@ -3,7 +3,7 @@ trains."""
 import json
 import textwrap
 
-from harness import Case, RankServer, main
+from harness import Case, RankServer, launch, main
 
 _PROGRAM = """
     import torch
@@ -53,6 +53,18 @@ class Record(Case):
         self.assertEqual((events["run"]["parameters"], events["run"]["ranks"]), (28, 2))
         self.assertEqual(events["run"]["config"]["trireme"]["record"], str(self.folder / "run"))
         self.assertIn("Training report", (self.folder / "run/report.html").read_text())
+
+    def test_a_program_that_fails_says_by_what(self):
+        script = self.snippet(_PROGRAM + """
+    engine, *_ = deepspeed.initialize(model=model, config=config())
+    steps(engine, 2)
+    raise ValueError("no more data")
+""")
+        status, _, err = launch(1, ["-m", "trireme.as_deepspeed", script])
+        self.assertNotEqual(status, 0)
+        self.assertIn("no more data", err)
+        self.assertEqual(self.lines()[-1]["reason"], "ValueError: no more data")
+        self.assertIn("The run ended early: ValueError: no more data", (self.folder / "run/report.html").read_text())
 
     def test_a_schedulers_rate_is_the_one_that_the_step_was_taken_with(self):
         result = self.on_ranks(1, _PROGRAM + """

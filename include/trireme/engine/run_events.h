@@ -58,8 +58,8 @@ class RunEvents {
   /// Tells the monitors of the step that has just ended, and writes its line.
   void tell();
   void note_checkpoint(const SavedCheckpoint& saved);
-  /// Ends the record.
-  void end();
+  /// Ends the record; the report tells of another `reason` than "finished".
+  void end(const std::string& reason = "finished");
 
  private:
   void write_line();
