@@ -18,7 +18,7 @@ Action add_env(CLI::App& app) {
   app.footer(
       "Versions, GPUs, memory, limits, and the variables of `trireme docs environment` that are set, without the value "
       "of\n"
-      "TRIREME_TOKEN, which is a secret. What will hinder training is a line that begins with `warning:`.");
+      "TRIREME_TOKEN, which is a secret. Lines that begin with `warning:` tell what will hinder training.");
   return [json](const Invocation&) {
     const MachineFacts facts = machine_facts();
     print_result(*json ? json_of(facts).dump(2, ' ', false, Json::error_handler_t::replace) + "\n" : text_of(facts));

@@ -3,8 +3,6 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
-#include <torch/version.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -19,7 +17,6 @@
 #include "trireme/base/file.h"
 #include "trireme/base/format.h"
 #include "trireme/base/pattern.h"
-#include "trireme/base/version.h"
 #include "trireme/device/device.h"
 #include "trireme/observe/report.h"
 #include "trireme/parallel/axis.h"
@@ -126,7 +123,7 @@ RunRecord::RunRecord(const TrainSetup& setup, EngineBase& engine, Group& world)
                  .started = utc_now(),
                  .host = host_name(),
                  .command = setup.flags.command,
-                 .versions = str("Trireme ", kVersion, ", torch ", TORCH_VERSION)});
+                 .versions = software_versions()});
   progress_ = std::make_unique<Progress>(
       ProgressOptions{.total_steps = setup.options.steps, .first_step = first_step, .compute = compute_},
       progress_output(setup.options.quiet));

@@ -2,13 +2,10 @@
 
 #include <ATen/TensorOperators.h>
 
-#include <torch/version.h>
-
 #include <utility>
 
 #include "engine/step_record.h"
 #include "trireme/base/error.h"
-#include "trireme/base/version.h"
 #include "trireme/comm/agreement.h"
 #include "trireme/intercept.h"
 #include "trireme/observe/run_status.h"
@@ -36,7 +33,7 @@ RunInfo run_info(const Training& training) {
           .config = to_text(config),
           .started = utc_now(),
           .host = host_name(),
-          .versions = str("Trireme ", kVersion, ", torch ", TORCH_VERSION)};
+          .versions = software_versions()};
 }
 
 }  // namespace

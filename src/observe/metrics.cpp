@@ -1,6 +1,7 @@
 #include "trireme/observe/metrics.h"
 
 #include <fcntl.h>
+#include <torch/version.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -17,6 +18,7 @@
 #include "trireme/base/file_limit.h"
 #include "trireme/base/json.h"
 #include "trireme/base/json_limits.h"
+#include "trireme/base/version.h"
 
 namespace trireme {
 namespace {
@@ -99,6 +101,8 @@ std::string utc_now() {
   std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts);
   return text;
 }
+
+std::string software_versions() { return str("Trireme ", kVersion, ", torch ", TORCH_VERSION); }
 
 std::string host_name() {
   char name[256] = {};

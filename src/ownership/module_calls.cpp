@@ -54,8 +54,8 @@ void OpenCall::uses(const at::Tensor& tensor, const Home& home, bool is_written)
 }
 
 /// Nothing: a call with such inputs neither stands nor is stood for.
-std::optional<uint64_t> ModuleCalls::key_of_call(MicroBatch& now, Homes& homes, uint64_t key, int stage,
-                                                 const std::vector<at::Tensor>& inputs) const {
+std::optional<uint64_t> SeenCalls::key_of_call(MicroBatch& now, Homes& homes, uint64_t key, int stage,
+                                               const std::vector<at::Tensor>& inputs) const {
   bool is_complete = true;
   uint64_t hash = key_of(key, {c10::IValue(c10::List<at::Tensor>(inputs))}, is_complete).first;
   if (!is_complete) return std::nullopt;
@@ -72,8 +72,8 @@ std::optional<uint64_t> ModuleCalls::key_of_call(MicroBatch& now, Homes& homes, 
   return hash;
 }
 
-ModuleCalls::Begun ModuleCalls::begin(MicroBatch& now, Homes& homes, uint64_t key, int stage,
-                                      const std::vector<at::Tensor>& inputs) {
+SeenCalls::Begun SeenCalls::begin(MicroBatch& now, Homes& homes, uint64_t key, int stage,
+                                  const std::vector<at::Tensor>& inputs) {
   if (now.replay) return {};
   const std::optional<uint64_t> of_call = key_of_call(now, homes, key, stage, inputs);
   if (!of_call) return {};
@@ -100,8 +100,8 @@ ModuleCalls::Begun ModuleCalls::begin(MicroBatch& now, Homes& homes, uint64_t ke
   return {.is_open = true};
 }
 
-std::vector<at::Tensor> ModuleCalls::repeat(MicroBatch& now, Homes& homes, const Seen& seen, int stage,
-                                            const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> SeenCalls::repeat(MicroBatch& now, Homes& homes, const Seen& seen, int stage,
+                                          const std::vector<at::Tensor>& inputs) {
   // It is a part of the calls around it.
   for (OpenCall& call : now.calls) {
     for (const at::Tensor& input : inputs)
@@ -134,9 +134,9 @@ std::vector<at::Tensor> ModuleCalls::repeat(MicroBatch& now, Homes& homes, const
 }
 
 /// Nothing: what the call returned cannot be made without it.
-std::optional<std::vector<ModuleCalls::Result>> ModuleCalls::results_of(const OpenCall& call, const MicroBatch& now,
-                                                                        Homes& homes,
-                                                                        const std::vector<at::Tensor>& results) {
+std::optional<std::vector<SeenCalls::Result>> SeenCalls::results_of(const OpenCall& call, const MicroBatch& now,
+                                                                    Homes& homes,
+                                                                    const std::vector<at::Tensor>& results) {
   std::vector<Result> all;
   for (size_t i = 0; i < results.size(); ++i) {
     const at::Tensor& tensor = results[i];
@@ -164,7 +164,7 @@ std::optional<std::vector<ModuleCalls::Result>> ModuleCalls::results_of(const Op
   return all;
 }
 
-int64_t ModuleCalls::end(MicroBatch& now, Homes& homes, const std::vector<at::Tensor>& results) {
+int64_t SeenCalls::end(MicroBatch& now, Homes& homes, const std::vector<at::Tensor>& results) {
   OpenCall call = std::move(now.calls.back());
   now.calls.pop_back();
   if (!call.stands || has_left_something(call, results)) return -1;
@@ -180,7 +180,7 @@ int64_t ModuleCalls::end(MicroBatch& now, Homes& homes, const std::vector<at::Te
   return seen.number;
 }
 
-void ModuleCalls::drop(MicroBatch& now) { now.calls.pop_back(); }
+void SeenCalls::drop(MicroBatch& now) { now.calls.pop_back(); }
 
 void look_at(MicroBatch& now, const OperatorFacts& facts, const HomedArguments& homed, const Home& home) {
   for (OpenCall& call : now.calls) {

@@ -14,6 +14,7 @@
 #include "ownership/mailbox.h"
 #include "ownership/region.h"
 #include "ownership/sizes.h"
+#include "trireme/ownership/ownership.h"
 
 namespace trireme::ownership {
 
@@ -46,16 +47,12 @@ struct OpenCall {
 
 /// The calls that were seen, by key. One stands for later ones where no operator of it ran on this stage, exchanged
 /// anything, had sizes that depend on values, wrote what is older than the call, or left a tensor that is no result.
-class ModuleCalls {
+class SeenCalls {
  public:
-  explicit ModuleCalls(c10::Device device) : device_(device) {}
+  explicit SeenCalls(c10::Device device) : device_(device) {}
 
-  struct Begun {
-    bool is_open = false;  ///< the caller runs the module, and then calls end() or drop()
-    int64_t seen = -1;     ///< end()'s number of the call that stands for this one; -1: none, the module runs
-    std::vector<at::Tensor> results = {};  ///< in the order that end() got
-  };
-  /// A call with `inputs` of a module on `stage`; `key` of the module and all else that it is called with.
+  using Begun = Ownership::ModuleCalls::Begun;
+  /// As Ownership::ModuleCalls has them, of the micro-batch `now`.
   Begun begin(MicroBatch& now, Homes& homes, uint64_t key, int stage, const std::vector<at::Tensor>& inputs);
   /// The call that began last has ended. Its number, if it stands for later ones; -1: it does not.
   int64_t end(MicroBatch& now, Homes& homes, const std::vector<at::Tensor>& results);

@@ -146,8 +146,7 @@ class Ownership::Impl {
   ModuleCalls::Begun begin_call(uint64_t key, int stage, const std::vector<at::Tensor>& inputs) {
     MicroBatch* const now = pass_.running().micro_batch;
     if (now == nullptr || pass_.cut() != nullptr) return {};
-    ownership::ModuleCalls::Begun begun = pass_.calls().begin(*now, pass_.homes(), key, stage, inputs);
-    return {.is_open = begun.is_open, .seen = begun.seen, .results = std::move(begun.results)};
+    return pass_.calls().begin(*now, pass_.homes(), key, stage, inputs);
   }
   int64_t end_call(const std::vector<at::Tensor>& results) {
     return pass_.calls().end(current("end_call"), pass_.homes(), results);

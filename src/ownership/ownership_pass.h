@@ -60,7 +60,7 @@ class OwnershipPass final : public Pass {
     return running;
   }
   Running running() const { return {current_, entered_, forced_}; }
-  ModuleCalls& calls() { return calls_; }
+  SeenCalls& calls() { return calls_; }
   /// `tensor` on `stage`; see Ownership::move().
   at::Tensor move(const at::Tensor& tensor, int stage);
   OwnershipCounters counters() const {
@@ -115,7 +115,7 @@ class OwnershipPass final : public Pass {
   Exchange exchange_;
   std::optional<CutTensors> cut_;
   Homes homes_;
-  ModuleCalls calls_;
+  SeenCalls calls_;
   ToldCalls told_;
   ska::flat_hash_map<c10::OperatorHandle, std::unique_ptr<const OperatorFacts>> facts_;
   OperatorRows rows_;

@@ -63,8 +63,8 @@ InitializeOptions options(int data) {
   return {.config = config};
 }
 
-/// The mean losses of three steps over `ranks` ranks.
-std::vector<double> losses_of(int ranks, int stages) {
+/// The mean losses of three steps over `ranks` ranks; `weights` [4] of the outputs are the same for every micro-batch.
+std::vector<double> losses_of(int ranks, int stages, const Tensor& weights = {}) {
   std::vector<double> losses;
   run_ranks(ranks, [&](Rank& rank) {
     manual_seed(2);
@@ -76,7 +76,8 @@ std::vector<double> losses_of(int ranks, int stages) {
       const Tensor x = at::arange(32.).view({8, 4}) / 32;
       const auto outputs = model.step({x, x * step}, [&](const std::vector<Tensor>& part) {
         EXPECT_EQ(part[0].size(0), 2);
-        const Tensor out = net.forward(part[0]), loss = at::mse_loss(out, part[1]);
+        const Tensor out = net.forward(part[0]);
+        const Tensor loss = at::mse_loss(weights.defined() ? out * weights : out, part[1]);
         model.backward(loss);
         return std::vector{loss, out};
       });
@@ -94,6 +95,13 @@ TEST(DistributedModel, TrainsAsWithoutStages) {
   const std::vector<double> expected = losses_of(1, 1);
   EXPECT_EQ(losses_of(2, 2), expected);
   EXPECT_EQ(losses_of(4, 2), expected);  // both replicas have the same samples
+}
+
+TEST(DistributedModel, HasTensorsThatTheFunctionCapturesInEveryMicroBatch) {
+  const Tensor weights = at::arange(4.) + 0.5;
+  const std::vector<double> expected = losses_of(1, 1, weights);
+  EXPECT_NE(expected, losses_of(1, 1));
+  EXPECT_EQ(losses_of(2, 2, weights), expected);
 }
 
 TEST(DistributedModel, RefusesWhatDoesNotDivide) {

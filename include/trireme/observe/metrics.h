@@ -52,6 +52,9 @@ struct StepMetrics {
 /// Date and time now, as "2026-11-25 18:04:05 UTC".
 std::string utc_now();
 
+/// The versions that a run is recorded with, such as "Trireme 0.1.0, torch 2.11.0".
+std::string software_versions();
+
 /// Name of this host; empty where the system does not tell.
 std::string host_name();
 
@@ -71,7 +74,7 @@ struct RunInfo {
   std::string started = {};                ///< date and time of this start, as utc_now() tells
   std::string host = {};                   ///< of rank 0
   std::string command = {};                ///< the command line, quoted for a shell
-  std::string versions = {};               ///< of the software, such as "Trireme 0.1.0, torch 2.11.0"
+  std::string versions = {};               ///< software_versions()
 };
 
 /// The last line of a run.
