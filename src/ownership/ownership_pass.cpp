@@ -248,7 +248,8 @@ bool OwnershipPass::tells_each(const OperatorFacts& facts, const OperatorCall& c
 void OwnershipPass::run_replicated(OperatorCall& call, const OperatorFacts& facts, const HomedArguments& homed,
                                    const Next& next) {
   ++counters_.replicated;
-  if (facts.written != 0) current_->must_run();
+  // A number that the program reads may decide what it does.
+  if (facts.written != 0 || facts.gives_values || tells_each(facts, call)) current_->must_run();
   bool is_complete = true;
   current_->note(facts, key_of(facts.hash, call.arguments(), is_complete, cut()), -1);
   // A view by the sizes of a tensor that has a home.

@@ -4,7 +4,7 @@ import torch
 
 from .. import ranks as world_ranks
 from ..patches import Patches, Wrapped
-from . import program, ranks
+from . import program, ranks, static_calls
 
 
 def _numbers(tensor):
@@ -13,7 +13,10 @@ def _numbers(tensor):
     if program.running() is None or (model := program.partitioned_or_none()) is None:
         return None
     core = model.engine("").core
-    return None if core.home_of(tensor) is None else core.numbers_of(tensor)
+    if core.home_of(tensor) is not None:
+        return core.numbers_of(tensor)
+    static_calls.must_run()
+    return None
 
 
 def _read(original):
