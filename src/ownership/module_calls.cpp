@@ -190,10 +190,11 @@ void look_at(MicroBatch& now, const OperatorFacts& facts, const HomedArguments& 
   }
 }
 
-void note_made(MicroBatch& now, c10::ArrayRef<c10::IValue> results) {
+void note_made(MicroBatch& now, c10::ArrayRef<c10::IValue> results, const std::vector<at::Tensor>& arguments) {
   for (const c10::IValue& result : results)
     for_each_tensor(result, [&](const at::Tensor& tensor) {
-      if (storage_of(tensor) == nullptr) return;
+      const auto shares = [&](const at::Tensor& argument) { return storage_of(argument) == storage_of(tensor); };
+      if (storage_of(tensor) == nullptr || std::ranges::any_of(arguments, shares)) return;
       for (OpenCall& call : now.calls)
         if (call.stands) call.made.push_back(tensor.storage().getWeakStorageImpl());
     });

@@ -90,7 +90,7 @@ class SeenCalls {
 
 /// An operator of another stage: what calls that are open have to know of it.
 void look_at(MicroBatch& now, const OperatorFacts& facts, const HomedArguments& homed, const Home& home);
-/// Its results, or those of one that every stage runs: calls that are open have made them.
-void note_made(MicroBatch& now, c10::ArrayRef<c10::IValue> results);
+/// Its results, or those of one that every stage runs, but its `arguments`: calls that are open have made them.
+void note_made(MicroBatch& now, c10::ArrayRef<c10::IValue> results, const std::vector<at::Tensor>& arguments = {});
 
 }  // namespace trireme::ownership

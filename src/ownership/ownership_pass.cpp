@@ -249,7 +249,8 @@ void OwnershipPass::run_replicated(OperatorCall& call, const OperatorFacts& fact
                                    const Next& next) {
   ++counters_.replicated;
   // A number that the program reads may decide what it does.
-  if (facts.written != 0 || facts.gives_values || tells_each(facts, call)) current_->must_run();
+  const bool gives_numbers = facts.gives_values && !facts.reads_nothing;
+  if (facts.written != 0 || gives_numbers || tells_each(facts, call)) current_->must_run();
   bool is_complete = true;
   current_->note(facts, key_of(facts.hash, call.arguments(), is_complete, cut()), -1);
   // A view by the sizes of a tensor that has a home.
@@ -568,7 +569,7 @@ void OwnershipPass::run_remote(OperatorCall& call, const OperatorFacts& facts, c
   note_writes(facts, *told, arguments, tensors);
   take_written(facts, call.op, arguments, home);
   make_results(call, *told, tensors, born(home));
-  if (!current_->calls.empty()) note_made(*current_, call.results());
+  if (!current_->calls.empty()) note_made(*current_, call.results(), tensors);
   if (cut_) cut_->note_results(tensors_of(call.results()), key, *told, makers);
 }
 
