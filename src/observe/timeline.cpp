@@ -1,13 +1,18 @@
 #include "trireme/observe/timeline.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <condition_variable>
+#include <functional>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 
 #include "observe/operator_notices.h"
@@ -52,7 +57,8 @@ std::string json_text(std::string_view text) {
 }
 
 struct Event {
-  std::string name;
+  const std::string* name;  ///< as JSON, in Names; nullptr: a step's
+  int64_t number;           ///< of a step
   const char* category;
   int track;
   Clock::time_point begin, end;
@@ -78,7 +84,6 @@ const char* category_of(Kind kind) {
 }
 
 std::string name_of(const Notice& notice) {
-  if (notice.kind == Kind::kWindow) return str("step ", notice.number);
   std::string name(notice.kind == Kind::kWait ? "wait for " : "");
   name += notice.name;
   if (!notice.subject.empty()) (name += ' ') += notice.subject;
@@ -92,6 +97,22 @@ std::string arguments_of(const Notice& notice) {
   if (!notice.caller.empty()) text += formatted(",\"in\":{}", json_text(notice.caller));
   return text;
 }
+
+/// Names of events, each made and kept once: a step repeats those of the step before.
+class Names {
+ public:
+  /// The text as JSON. It stays where it is.
+  const std::string* of(std::string_view text) {
+    const auto found = texts_.find(text);
+    return &(found != texts_.end() ? found : texts_.emplace(text, json_text(text)).first)->second;
+  }
+
+ private:
+  struct Hash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
+  std::unordered_map<std::string, std::string, Hash, std::equal_to<>> texts_;
+};
 
 /// The tracks of one rank's file. Calls of a group that overlap get tracks beside each other.
 class Tracks {
@@ -177,7 +198,11 @@ class Timeline::Impl {
   void add(const Notice& notice) {
     const bool is_step = notice.kind == Kind::kWindow;
     const bool is_of_group = notice.kind == Kind::kCollective;
-    events_.push_back({.name = name_of(notice),
+    const bool is_operator = notice.kind == Kind::kOperator;
+    events_.push_back({.name = is_step       ? nullptr
+                               : is_operator ? names_.of(notice.name)  // as nearly all
+                                             : names_.of(name_of(notice)),
+                       .number = notice.number,
                        .category = category_of(notice.kind),
                        .track = is_step       ? kStepTrack
                                 : is_of_group ? tracks_.of_group(notice.group, notice.begin, notice.end)
@@ -242,11 +267,13 @@ class Timeline::Impl {
     constexpr size_t kBytesOfEvent = 128;
     std::string text;
     text.reserve(events.size() * kBytesOfEvent);
-    const std::string rank = std::to_string(rank_);
+    const std::string rank = str("\",\"ph\":\"X\",\"pid\":", rank_, ",\"tid\":");
     for (const Event& event : events) {
-      (((text += ",\n{\"name\":") += json_text(event.name)) += ",\"cat\":\"") += event.category;
-      ((text += "\",\"ph\":\"X\",\"pid\":") += rank) += ",\"tid\":";
-      text += std::to_string(event.track);
+      text += ",\n{\"name\":";
+      text += event.name != nullptr ? *event.name : str("\"step ", event.number, '"');
+      (text += ",\"cat\":\"") += event.category;
+      text += rank;
+      add_number(text, event.track);
       text += ",\"ts\":";
       add_microseconds(text, event.begin - zero_);
       text += ",\"dur\":";
@@ -260,8 +287,15 @@ class Timeline::Impl {
   static void add_microseconds(std::string& text, Clock::duration duration) {
     constexpr int64_t kNanosecondsOfOne = 1000;
     const int64_t ns = std::max<int64_t>(0, std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count());
-    const std::string rest = std::to_string(kNanosecondsOfOne + ns % kNanosecondsOfOne);
-    ((text += std::to_string(ns / kNanosecondsOfOne)) += '.').append(rest, 1);
+    add_number(text, ns / kNanosecondsOfOne);
+    const size_t point = text.size();
+    add_number(text, kNanosecondsOfOne + ns % kNanosecondsOfOne);
+    text[point] = '.';  // in place of the 1 of kNanosecondsOfOne
+  }
+
+  static void add_number(std::string& text, int64_t number) {
+    std::array<char, std::numeric_limits<int64_t>::digits10 + 2> digits{};
+    text.append(digits.data(), std::to_chars(digits.begin(), digits.end(), number).ptr);
   }
 
   /// A disk that is full ends the timeline, not the training.
@@ -290,6 +324,7 @@ class Timeline::Impl {
   int64_t recorded_steps_ = 0;
   Clock::time_point recorded_from_, step_begin_;
   Tracks tracks_;
+  Names names_;
   std::vector<Event> events_;  // of the step that runs
   std::vector<Event> ready_;   // to be written
   std::vector<std::pair<int, std::string>> named_;

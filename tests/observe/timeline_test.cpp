@@ -96,14 +96,18 @@ TEST(Timeline, HasOperatorsThatNoOtherOneCalled) {
         0, TimelineOptions{.enabled = true, .output_path = (folder / "t").string(), .start_step = 1, .steps = 1});
     const Listening listening(0, timeline);
     at::mm(at::ones({2, 3}), at::ones({3, 2}));
+    at::ones({2, 2}).requires_grad_().tanh().sum().backward();
     tell(window(1));
     at::mm(at::ones({2, 3}), at::ones({3, 2}));  // afterwards
   }
   join_timelines(folder / "t", folder / "all.json");
   const auto events = events_of(folder / "all.json");
   EXPECT_EQ(events.count("aten::mm"), 1);
-  EXPECT_EQ(events.count("aten::ones"), 2);
+  EXPECT_EQ(events.count("aten::ones"), 3);
   EXPECT_EQ(events.count("aten::fill_"), 0);  // ones() calls it
+  EXPECT_EQ(events.count("TanhBackward0"), 1);
+  EXPECT_EQ(events.count("aten::tanh_backward"), 0);  // the node calls it
+  for (const auto& [name, event] : events) EXPECT_FALSE(name.starts_with("autograd::")) << name;
 }
 
 TEST(Timeline, OfSeveralRanksHasOneClock) {
