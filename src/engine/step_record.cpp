@@ -67,7 +67,8 @@ void StepRecord::try_to(const Work& work) noexcept {
     work();
   } catch (const std::exception& error) {
     if (!std::exchange(has_failed_, true))
-      log(LogLevel::kWarning, str("`trireme.record`: lines are lost, and training goes on: ", error.what()));
+      log(LogLevel::kWarning,
+          str("`trireme.record`: the record lacks what could not be written, and training goes on: ", error.what()));
   }
 }
 

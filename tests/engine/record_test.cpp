@@ -165,7 +165,7 @@ TEST(Record, ThatCannotGoOnIsAWarningOnce) {
     train(engine, 3);
     EXPECT_EQ(engine.global_steps(), 3);
   });
-  const std::string text = "`trireme.record`: lines are lost, and training goes on";
+  const std::string text = "`trireme.record`: the record lacks what could not be written, and training goes on";
   EXPECT_NE(log.text().find(text), std::string::npos);
   EXPECT_EQ(log.text().find(text), log.text().rfind(text));
 }

@@ -106,7 +106,7 @@ class Record(Case):
         path = self.write("removed.py", f"folder = {str(self.folder)!r}\n{program}")
         status, _, err = RankServer.run(2, [path], as_deepspeed=True)
         self.assertEqual(status, 0, err)
-        self.assertEqual(err.count("`trireme.record`: lines are lost, and training goes on"), 1, err)
+        self.assertEqual(err.count("`trireme.record`: the record lacks what could not be written, and training goes on"), 1, err)
 
     def test_a_folder_that_cannot_be_written_is_refused_by_name(self):
         result = self.on_ranks(2, _PROGRAM + """

@@ -67,8 +67,9 @@ inline constexpr const char* kNoScopeInSteps =
 /// The text of a row whose error has other causes too.
 inline constexpr const char* kNoLayers =
     "`trireme.recompute` = \"full\": module '{}' does not say where its layers begin: it has no list of modules of one "
-    "class (Python), or does not derive from trireme::RecomputesLayers (C++); write \"selective\", or call "
-    "trireme::recompute() or trireme.checkpointing.checkpoint() around its layers and write \"none\"";
+    "class (Python), or does not derive from trireme::RecomputesLayers (C++); write \"selective\"; or write "
+    "\"none\" and call trireme::recompute() or trireme.checkpointing.checkpoint() around its layers, or set "
+    "`pipeline.activation_checkpoint_interval` where it is a PipelineModule";
 
 /// All rows, of axes first; those that options alone decide stand in the order in which they are checked.
 const std::vector<Exclusion>& exclusions();
