@@ -51,38 +51,44 @@ struct ConvertFlags {
   std::optional<int> ranks;
 };
 
-SavedCheckpoint write_as_trireme(const CheckpointSource& source, const ConvertFlags& flags,
-                                 const ConvertOptions& options) {
-  return write_trireme_checkpoint(source, flags.to, options);
+/// The result of a layout's writer.
+struct Written {
+  SavedCheckpoint saved;
+  size_t tensors = 0;
+};
+
+Written write_as_trireme(const CheckpointSource& source, const ConvertFlags& flags, const ConvertOptions& options) {
+  return {write_trireme_checkpoint(source, flags.to, options), source.manifest.tensors.size()};
 }
 
-SavedCheckpoint write_as_deepspeed(const CheckpointSource& source, const ConvertFlags& flags,
-                                   const ConvertOptions& options) {
-  return write_deepspeed_checkpoint(source, flags.to, {.stage = *flags.stage, .ranks = *flags.ranks}, options);
+Written write_as_deepspeed(const CheckpointSource& source, const ConvertFlags& flags, const ConvertOptions& options) {
+  return {write_deepspeed_checkpoint(source, flags.to, {.stage = *flags.stage, .ranks = *flags.ranks}, options),
+          source.manifest.tensors.size()};
 }
 
-SavedCheckpoint write_as_dcp(const CheckpointSource& source, const ConvertFlags& flags, const ConvertOptions& options) {
+Written write_as_dcp(const CheckpointSource& source, const ConvertFlags& flags, const ConvertOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   const auto written =
       write_torch_distributed(source, flags.to, {.files = options.files, .progress = options.progress});
-  return {written.path, written.tensor_bytes,
-          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()};
+  return {{written.path, written.tensor_bytes,
+           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()},
+          source.manifest.tensors.size()};
 }
 
-SavedCheckpoint write_as_huggingface(const CheckpointSource& source, const ConvertFlags& flags,
-                                     const ConvertOptions& options) {
+Written write_as_huggingface(const CheckpointSource& source, const ConvertFlags& flags, const ConvertOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   const auto written = consolidate(
       source, flags.to,
       {.dtype = std::nullopt, .model_folder = flags.model, .files = options.files, .progress = options.progress});
-  return {flags.to, written.bytes, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()};
+  return {{flags.to, written.bytes, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()},
+          static_cast<size_t>(written.tensors)};
 }
 
 struct LayoutWriter {
   const char* name;
   bool is_sharded;  ///< for so many ranks of a stage
   bool has_tags;    ///< OUT/TAG and a `latest`, otherwise OUT itself
-  SavedCheckpoint (*write)(const CheckpointSource& source, const ConvertFlags& flags, const ConvertOptions& options);
+  Written (*write)(const CheckpointSource& source, const ConvertFlags& flags, const ConvertOptions& options);
 };
 
 constexpr std::array kWriters{
@@ -129,9 +135,9 @@ std::function<void(int64_t, int64_t)> progress_line() {
 int run_convert(const ConvertFlags& flags) {
   const LayoutWriter& writer = writer_for(flags);
   const CheckpointSource source = open_checkpoint(checkpoints_folder(flags.from), flags.tag);
-  const SavedCheckpoint saved = writer.write(source, flags, {.tag = flags.out_tag, .progress = progress_line()});
-  print_result(str(saved.path.string(), ": ", source.manifest.tensors.size(), " tensors of ", source.folder.string(),
-                   " (", layout_name(source.layout), "), ",
+  const auto [saved, tensors] = writer.write(source, flags, {.tag = flags.out_tag, .progress = progress_line()});
+  print_result(str(saved.path.string(), ": ", tensors, " tensors of ", source.folder.string(), " (",
+                   layout_name(source.layout), "), ",
                    formatted("{:.1f} MB in {:.1f} s\n", static_cast<double>(saved.tensor_bytes) / 1e6, saved.seconds)));
   return kDone;
 }

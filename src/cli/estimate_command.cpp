@@ -51,6 +51,7 @@ void declare(CLI::App& app, EstimateFlags& flags) {
                          ->type_name("X");
   auto* model = app.add_option("--model", flags.model,
                                "built-in model, or a config.json in Hugging Face's form, or a folder with one")
+                    ->check(offered(model_names()))
                     ->type_name("NAME|FILE");
   parameters->excludes(model)->group("Model");
   model->group("Model");

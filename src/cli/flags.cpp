@@ -102,6 +102,11 @@ CLI::Validator one_of(const std::vector<std::string>& names) {
   return validator.name(std::string(kChoices) + joined(names, " "));
 }
 
+CLI::Validator offered(const std::vector<std::string>& names) {
+  return CLI::Validator([](const std::string&) { return std::string(); }, "")
+      .name(std::string(kChoices) + joined(names, " "));
+}
+
 std::string choices_of(CLI::Option& option) {
   std::string choices;
   try {

@@ -40,7 +40,9 @@ CLI::Validator path_text();
 
 /// Refuses what is none of `names`: "--dtype: 'fp16' is none of fp32, bf16".
 CLI::Validator one_of(const std::vector<std::string>& names);
-/// The names of one_of() that `option` takes, with spaces between them; empty where it takes others.
+/// Refuses nothing: `names` are what a shell offers for an option that takes others, too.
+CLI::Validator offered(const std::vector<std::string>& names);
+/// The names of one_of() or offered(), with spaces between them; empty where `option` has neither.
 std::string choices_of(CLI::Option& option);
 
 /// A flag with a whole number, shown as `N` in --help. `Target` is an integer or an optional of one.

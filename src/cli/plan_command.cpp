@@ -60,6 +60,7 @@ void declare(CLI::App& app, PlanFlags& flags) {
                  "with --config, --tp or --homes: built-in model, or a config.json in Hugging Face's form; with --tp "
                  "also a folder "
                  "of any family's, with safetensors")
+      ->check(offered(model_names()))
       ->type_name("NAME|FILE|DIR")
       ->group("Run");
   add_whole(app, "--world", flags.world, "with --config: number of ranks (default: 1)", {.most = 100'000})

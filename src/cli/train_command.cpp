@@ -31,6 +31,7 @@
 #include "trireme/base/stop_signals.h"
 #include "trireme/base/utf8.h"
 #include "trireme/comm/world.h"
+#include "trireme/models/language_model.h"
 
 namespace trireme::cli {
 namespace {
@@ -108,6 +109,7 @@ void declare(CLI::App& app, TrainOptions& options) {
       ->type_name("PATH")
       ->group("Data");
   app.add_option("--data-format", options.text.format, "auto, bytes, uint16 or uint32")
+      ->check(one_of({"auto", "bytes", "uint16", "uint32"}))
       ->capture_default_str()
       ->type_name("NAME")
       ->group("Data");
@@ -136,6 +138,7 @@ void declare(CLI::App& app, TrainOptions& options) {
   app.add_option("--model", options.model,
                  "llama-3m, llama-10m, llama-130m, llama-1b, llama-8b, gpt2,\nor a config.json in Hugging Face's form, "
                  "or a folder with one")
+      ->check(offered(model_names()))
       ->capture_default_str()
       ->type_name("NAME|PATH")
       ->group("Model");
@@ -156,6 +159,7 @@ void declare(CLI::App& app, TrainOptions& options) {
       ->group("Training");
   app.add_option("--device", options.device,
                  "what a rank computes on: auto (a GPU where there is one), cpu, cuda, or cuda:N for the N-th GPU")
+      ->check(offered({"auto", "cpu", "cuda"}))
       ->capture_default_str()
       ->group("Training");
   app.add_flag("--oversubscribe", options.oversubscribe, "allow more than 8 ranks per core")->group("Training");

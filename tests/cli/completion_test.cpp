@@ -75,6 +75,14 @@ TEST_P(Completion, OffersTheValuesOfAFlagThatTakesNoOthers) {
   EXPECT_EQ(offers({"trireme", "estimate", "--dtype", "="}), (Words{"fp32", "bf16"}));
   EXPECT_EQ(offers({"trireme", "estimate", "--stage", ""}), Words{});
   EXPECT_EQ(offers({"trireme", "completion", "z"}), Words{"zsh"});
+  EXPECT_EQ(offers({"trireme", "train", "--data-format", "uint1"}), Words{"uint16"});
+}
+
+TEST_P(Completion, OffersTheNamesOfAFlagThatTakesPathsToo) {
+  EXPECT_EQ(offers({"trireme", "train", "--model", "gp"}), Words{"gpt2"});
+  EXPECT_EQ(offers({"trireme", "estimate", "--model", "llama-1"}), (Words{"llama-10m", "llama-130m", "llama-1b"}));
+  EXPECT_EQ(offers({"trireme", "train", "--device", "c"}), (Words{"cpu", "cuda"}));
+  EXPECT_EQ(offers({"trireme", "train", "--model", "./config"}), Words{});  // the shell's own files
 }
 
 // Files, which the shell offers itself where nothing is.

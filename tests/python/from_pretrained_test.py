@@ -35,13 +35,16 @@ class FromPretrained(Case):
         return self.folder / "run"
 
     def test_a_run_of_the_program_is_the_model_that_it_was(self):
+        import safetensors
         import torch
         for config in (LLAMA, GPT):
             with self.subTest(config["model_type"]):
                 self.folder = self.folder / config["model_type"]
                 self.folder.mkdir()
                 self.train(config)
-                self.trireme("convert", "run", "copy", "--to", "huggingface")
+                said, _ = self.trireme("convert", "run", "copy", "--to", "huggingface")
+                with safetensors.safe_open(self.folder / "copy" / "model.safetensors", "pt") as file:
+                    self.assertIn(f": {len(file.keys())} tensors of ", said)
                 model = opened(self.folder / "copy")
                 self.assertIsNone(model.config.eos_token_id)
                 words = ["generate", "--checkpoint", "run", "--prompt", PROMPT, "--temperature", "0", "--tokens", str(TOKENS)]
