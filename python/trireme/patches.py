@@ -30,7 +30,7 @@ _ABSENT = object()
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
     """One change. `owner` is a module, and `name` a name in it, which may go through a class: "Tensor.size". `also` are
-    other names that it reaches, written out."""
+    other names that it reaches, written out, which some versions of the package lack."""
 
     owner: str
     name: str
@@ -206,7 +206,7 @@ def _put(number, row, module):
         _Changes.added[row] = (found, row.put(found))
         return
     for place, name in row.names():
-        if place in sys.modules and (place == row.owner or hasattr(sys.modules[place], name)):
+        if place in sys.modules and ((place, name) == (row.owner, row.name) or hasattr(sys.modules[place], name)):
             _put_at(number, row, *_owner_of(sys.modules[place], name), f"{place}.{name}")
 
 

@@ -279,8 +279,10 @@ result = [on_forks(f"exit{turn}", program(turn), 2 if turn % 4 == 0 else 1) for 
                 with self.subTest(turn=turn, rank=rank):
                     self.assertEqual(status, 0, err)
                     self.assertIn(f"rank {rank} ends", err)
-                    # A message's further lines are indented; a host without a name is Gloo's.
-                    expected = r"\[[-0-9]+ [:0-9]+\] \[\w+\] \[trireme\] |  \w|.*Gloo.*Unable to resolve hostname"
+                    # A message's further lines are indented; a host without a name is Gloo's; what nanobind counts are
+                    # the classes of torch 2.15's Triton, which forks of a process that has them keep.
+                    expected = (r"\[[-0-9]+ [:0-9]+\] \[\w+\] \[trireme\] |  \w|.*Gloo.*Unable to resolve hostname|nanobind: |"
+                                r" - leaked \w+ .*|See https://nanobind| - \.\.\. skipped remainder")
                     others = [line for line in err.splitlines() if not re.match(expected, line)]
                     self.assertEqual(others, [])
 

@@ -22,7 +22,8 @@ torch.jit._builtins._get_builtin_table()
 for kind in (torch.optim.AdamW, torch.optim.SGD):
     kind([nn.Parameter(torch.zeros(1))]).step()
 PACKAGES = ("torch", "accelerate", "transformers", "multiprocessing")
-OWN = ("torch.distributed.distributed_c10d.", "torch.jit._builtins._builtin_table", "torch.utils.hooks.RemovableHandle.next_id")
+OWN = ("torch.distributed.distributed_c10d.", "torch.jit._builtins._builtin_table", "torch.utils.hooks.RemovableHandle.next_id",
+       "torch._custom_class_base._FakeScriptObject_cls")
 CALLS = ("._dir", "simple_registry.singleton._data", "_lazy_seed_tracker.call_order")  # operators, what was read; seeds of devices that are not there
 start = Attributes(*PACKAGES)
 
@@ -38,7 +39,8 @@ def rows():
             if module in sys.modules and module.partition(".")[0] in PACKAGES:
                 *classes, last = name.split(".")
                 owner = functools.reduce(getattr, classes, sys.modules[module])
-                found[id(owner), last] = f"{{module}}.{{name}}"
+                if name == row.name or hasattr(owner, last):  # which not each version has
+                    found[id(owner), last] = f"{{module}}.{{name}}"
     return found
 
 def without_row():

@@ -1,5 +1,7 @@
 """Names of torch that programs call inside of a step function, where backward passes run later and tensors are on
 stages."""
+import functools
+
 import torch
 from torch.utils import checkpoint
 
@@ -41,24 +43,38 @@ def _grad(original):
     return grad
 
 
+# The generator of torch 2.15, which the older one calls there.
+_LATER = "_checkpoint_without_reentrant_generator_impl"
+
+
 def _region(original):
     """checkpoint() takes the first step of this generator before its function and the second one afterwards."""
-    def generator(function, preserve_rng_state, context_fn, determinism_check, debug, *args, **kwargs):
-        running, model = program.running(), program.partitioned_or_none()
-        options = preserve_rng_state, context_fn, determinism_check, debug
-        if running is None or model is None or not torch.is_grad_enabled():
-            return original(function, *options, *args, **kwargs)
-        if context_fn is not checkpoint.noop_context_fn or debug:
-            raise UnsupportedError(f"{running.name}: torch.utils.checkpoint with context_fn or debug inside of a step function is not there yet; leave them out")
-        return _steps(running, model.engine("checkpoint()").core, function, lambda again: original(again, *options, *args, **kwargs))
+    def later(function, args, kwargs, *, context_fn=checkpoint.noop_context_fn, debug=False, **options):
+        return _begun(function, args, context_fn, debug, lambda one, given: original(one, given, kwargs, context_fn=context_fn, debug=debug, **options))
 
-    return generator
+    def generator(function, preserve_rng_state, context_fn, determinism_check, debug, *args, **kwargs):
+        return _begun(function, args, context_fn, debug, lambda one, given: original(one, preserve_rng_state, context_fn, determinism_check, debug, *given, **kwargs))
+
+    if original.__name__ == _LATER:
+        return later
+    return functools.partial(original) if hasattr(checkpoint, _LATER) else generator
+
+
+def _begun(function, args, context_fn, debug, original):
+    """The generator that `original` makes of a function and its arguments: of these, in a region where a step function
+    runs."""
+    running, model = program.running(), program.partitioned_or_none()
+    if running is None or model is None or not torch.is_grad_enabled():
+        return original(function, args)
+    if context_fn is not checkpoint.noop_context_fn or debug:
+        raise UnsupportedError(f"{running.name}: torch.utils.checkpoint with context_fn or debug inside of a step function is not there yet; leave them out")
+    return _steps(running, model.engine("checkpoint()").core, function, lambda again: original(again, offload.kept(args)))
 
 
 def _steps(running, core, function, original):
     def again(*args, **kwargs):
         with program.run_of(running), region, offload.inside():
-            return function(*args, **kwargs)
+            return function(*offload.brought_back(args), **kwargs)
 
     steps = original(again)
     next(steps)
@@ -98,10 +114,7 @@ def _applied(original):
             return run(*args, **kwargs)
         if cls is checkpoint.CheckpointFunction:
             return _not_reentrant(*args)
-        if cls is checkpoint._NoopSaveInputs:  # pylint: disable=protected-access
-            with offload.keeping(args):
-                return run(*args, **kwargs)
-        # which keeps arguments where they are
+        # a function of checkpoint's own keeps arguments where they are
         if model.engine("apply").over_one_stage or cls.__module__ == checkpoint.__name__:
             return run(*args, **kwargs)
         return _applied_on_one_stage(cls, run, model.engine("apply").core, args, kwargs)
@@ -136,6 +149,7 @@ PATCHES = Patches(__name__, "the tensors of an `smp.DistributedModel` get their 
     Wrapped("torch.autograd", "grad", "refused inside of a step function", _grad),
     Wrapped("torch", "clear_autocast_cache", "inside of a step function a stage lets go of the weights that it has cast for this micro-batch", _casts_cleared),
     Wrapped("torch.autograd", "Function.apply", "inside of a step function the arguments of a custom function come to one stage", _applied),
-    Wrapped("torch.utils.checkpoint", "_checkpoint_without_reentrant_generator", "inside of a step function what it computes again is computed on each stage by itself", _region),
+    Wrapped("torch.utils.checkpoint", "_checkpoint_without_reentrant_generator", "inside of a step function what it computes again is computed on each stage by itself", _region,
+            also=(f"torch.utils.checkpoint.{_LATER}",)),
     Wrapped("torch.amp", "GradScaler._unscale_grads_", "finds infinite gradients of all stages; all ranks skip a step, or none", gradients.unscaling),
 ], ranks.living)

@@ -35,22 +35,28 @@ def check():
                                "does not move another one's activations; leave it out, or give 1 for `pipeline_parallel_degree` and `tensor_parallel_degree`")
 
 
-def keeping(arguments):
-    """While it lasts, tensors that a node saves go to the host, where some of its `arguments` are elsewhere."""
-    if not state.cfg.offload_activations or _here.depth or not any(isinstance(one, torch.Tensor) and _is_elsewhere(one) for one in arguments):
-        return contextlib.nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(_to_host, _back)
+def kept(arguments):
+    """The arguments of a checkpointed function as they wait: tensors that are elsewhere on the host, as Waiting."""
+    if not state.cfg.offload_activations or _here.depth:
+        return arguments
+    return tuple(Waiting(one) if isinstance(one, torch.Tensor) and _is_elsewhere(one) else one for one in arguments)
+
+
+def brought_back(arguments):
+    """The arguments that were kept()."""
+    return tuple(one.brought_back() if isinstance(one, Waiting) else one for one in arguments)
+
+
+class Waiting:
+    """A copy, so that writes into the tensor do not change it."""
+
+    def __init__(self, tensor):
+        self._copy, self._device, self._requires_grad = tensor.detach().to("cpu", copy=True), tensor.device, tensor.requires_grad
+
+    def brought_back(self):
+        """The tensor where it was. Each call gives another one."""
+        return self._copy.to(self._device, copy=True).requires_grad_(self._requires_grad)
 
 
 def _is_elsewhere(tensor):
     return tensor.device.type != "cpu"
-
-
-def _to_host(tensor):
-    """A copy, so that writes into the tensor do not change it."""
-    return (tensor.to("cpu", copy=True), tensor.device) if _is_elsewhere(tensor) else (tensor.clone(), None)
-
-
-def _back(packed):
-    tensor, device = packed
-    return tensor if device is None else tensor.to(device, copy=True)
