@@ -581,7 +581,7 @@ void add_observe(Table& table) {
   table.works("debug", flag(), at<observe, comms, &CommsLoggerOptions::debug>,
               "those lines tell method, unit and group");
   table.works("prof_ops", texts(), at<observe, comms, &CommsLoggerOptions::prof_ops>,
-              "`\"all_reduce\"`, `\"all_gather\"`, … ([comm](comm.md))");
+              "`\"all_reduce\"`, `\"all_gather\"`, … ([comm](comm.md)); another name is refused");
   table.section = "trireme.timeline.";
   table.works("enabled", flag(), at<observe, timeline, &TimelineOptions::enabled>,
               "ours: record what each rank does when, for Perfetto ([observe](observe.md#timeline))");

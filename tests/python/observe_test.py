@@ -113,7 +113,36 @@ class Observe(Case):
         self.assertAlmostEqual(own["busbw_avg_gbps"], own["tput_avg_gbps"], places=6)  # 2 (n-1)/n of 2 ranks
         self.assertGreaterEqual(summary["straggler_analysis"]["all_reduce"]["4000"]["straggler_ms"], 0)
         self.assertEqual(summary["metadata"]["world_size"], 2)
-        self.assertEqual(after, [["broadcast"], 1, 0, 1])
+        self.assertEqual(after, [["broadcast"], 1, ["broadcast", "weights"], 0, 1])
+
+    def test_a_summary_does_not_count_itself(self):
+        first, second, operations = self.on_two("""
+        dist.init_distributed()
+        dist.configure(enabled=True)
+        dist.all_reduce(torch.ones(10))
+        first, second = (dist.log_summary(show_straggler=True, return_dict=True) for _ in range(2))
+        result = [first, second, dist.get_logged_comm_ops()]
+        """)
+        self.assertEqual(operations, ["all_reduce"])
+        for part in ("summary", "straggler_analysis"):
+            self.assertEqual(first[part], second[part])
+
+    def test_an_operation_that_there_is_not_is_refused_with_the_nearest(self):
+        of_key, of_call = self.on_two("""
+        dist.init_distributed()
+        def error_of(call):
+            try:
+                call()
+            except trireme.errors.ConfigError as error:
+                return str(error)
+        result = [error_of(lambda: made(comms_logger={"enabled": True, "prof_all": False, "prof_ops": ["allgather"]})),
+                  error_of(lambda: dist.configure(enabled=True, prof_all=False, prof_ops=["all_reduce", "recieve"]))]
+        assert not core.has_listeners()
+        """)
+        self.assertIn('`comms_logger.prof_ops` has "allgather", which is no operation', of_key)
+        self.assertIn("Did you mean `all_gather`?", of_key)
+        self.assertIn('`prof_ops` has "recieve", which is no operation', of_call)
+        self.assertIn('There are "all_reduce", "reduce_scatter"', of_call)
 
     def test_a_call_has_the_name_that_the_program_gives_it(self):
         counts, plain = self.on_two("""
@@ -154,6 +183,9 @@ class Observe(Case):
         self.assertEqual(named, {*tracks})
         for spans in tracks.values():  # of a track each is in another one, or after it
             open_until = []
+        dist.all_reduce(ones, log_name="broadcast")
+        dist.broadcast(ones, 0, log_name="weights")
+        after.append(dist.get_logged_comm_ops())
             for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
                 while open_until and open_until[-1] <= begin + 1e-3:
                     open_until.pop()

@@ -25,6 +25,7 @@ struct Notice {
   Kind kind = Kind::kCall;
   std::string_view name = {};     ///< of the method, the operation, the instruction
   std::string_view subject = {};  ///< what a group's call is about, e.g. a unit; empty: not said
+  std::string_view operation = {};  ///< of a call that the program has named: what it does; empty: `name` says it
   std::string_view caller = {};   ///< the method that a group's call is a part of; empty: none
   std::string_view group = {};    ///< of a group's call
   int group_size = 0;             ///< ranks of that group
