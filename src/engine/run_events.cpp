@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/step_record.h"
+#include "trireme/base/environment.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/agreement.h"
 #include "trireme/intercept.h"
@@ -15,18 +16,19 @@
 namespace trireme {
 namespace {
 
-// The parameters of the whole model, where rank 0 has whole layers and all of them; else 0, which means that it is not
-// known.
-int64_t parameter_count(const Training& training) {
-  if (training.groups().model.size() != training.groups().sums.size()) return 0;
-  int64_t count = 0;
-  for (const ParameterSpec& parameter : training.pager().parameters()) count += c10::multiply_integers(parameter.shape);
-  return count;
+/// The folder of a record. The variable is one for all engines of a program: those that live beside each other have
+/// folders of their own in it.
+std::filesystem::path folder_of(const ObserveOptions& options) {
+  std::filesystem::path folder = options.record;
+  const bool is_variables = options.record == environment("TRIREME_RECORD");
+  for (int number = 2; is_variables && StepRecord::is_taken(folder); ++number)
+    folder = std::filesystem::path(options.record) / str(number);
+  return folder;
 }
 
 RunInfo run_info(const Training& training) {
   const Config& config = training.config();
-  return {.parameters = parameter_count(training),
+  return {.parameters = training.parameter_count(),
           .ranks = training.groups().model.size(),
           .zero_stage = config.pager.stage,
           .dtype = short_name(config.precision.weight_dtype),
@@ -48,7 +50,7 @@ InitializeOptions RunEvents::opening(InitializeOptions options) {
     const bool records = !config.observe.record.empty();
     if (records)
       all_or_throw(model, [&] {
-        if (model.rank() == 0) record_ = std::make_unique<StepRecord>(config.observe.record);
+        if (model.rank() == 0) record_ = std::make_unique<StepRecord>(folder_of(config.observe));
       });
     collects_ = records && model.rank() == 0;
     if (!config.monitors.is_on()) return;
