@@ -66,7 +66,7 @@ Listening::~Listening() {
 }
 
 void NoticeScope::tell_end() const noexcept {
-  tell({.kind = kind_, .name = name_, .begin = begin_, .end = Notice::Clock::now()});
+  tell({.kind = kind_, .name = name_, .of = of_, .begin = begin_, .end = Notice::Clock::now()});
 }
 
 }  // namespace trireme

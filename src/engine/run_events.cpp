@@ -9,6 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/comm/agreement.h"
 #include "trireme/intercept.h"
+#include "trireme/observe/observation.h"
 #include "trireme/observe/run_status.h"
 #include "trireme/precision/precision.h"
 #include "trireme/training/training.h"
@@ -100,6 +101,21 @@ void RunEvents::begin_step() {
   lr_ = groups.empty() ? 0 : groups.front().lr;
 }
 
+namespace {
+
+void add_times(const StepTimes& times, int64_t samples, std::vector<MonitorEvent>& events) {
+  const auto add = [&](const char* what, double ms) {
+    events.push_back({str("Train/Samples/elapsed_time_ms_", what), ms, samples});
+  };
+  add("forward", times.forward_ms);
+  add("backward", times.backward_ms);
+  add("backward_inner", times.backward_inner_ms());
+  add("backward_allreduce", times.backward_reduce_ms);
+  add("step", times.step_ms);
+}
+
+}  // namespace
+
 std::vector<MonitorEvent> RunEvents::take(std::optional<double> lr) {
   if (!collects_) return {};
   const WithoutInterception own_operators;
@@ -112,6 +128,9 @@ std::vector<MonitorEvent> RunEvents::take(std::optional<double> lr) {
   if (lr) events.push_back({"Train/Samples/lr", *lr, samples});
   if (const std::optional<double> scale = step.loss_scale())
     events.push_back({"Train/Samples/loss_scale", *scale, samples});
+  const Observation* const observation = training_->observation();
+  if (observation != nullptr && training_->config().observe.wall_clock_breakdown)
+    if (const std::optional<StepTimes> times = observation->step_times()) add_times(*times, samples, events);
   return events;
 }
 

@@ -171,6 +171,7 @@ void Training::assemble(torch::nn::Module& module, const TrainingOptions& option
   first_parameter_ = model.first;
   if (!program_slices_) parameter_count_ = elements_of(model);
   manage(module, std::move(tensors), options, policy);
+  if (observation_) observation_->follow(pager_.get());
   if (!prepared.is_empty()) install(std::move(prepared));
   reserve_save();
   const bool knows_micro_batch = !std::holds_alternative<std::monostate>(options.config);

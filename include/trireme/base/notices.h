@@ -31,6 +31,7 @@ struct Notice {
   int group_size = 0;             ///< ranks of that group
   int64_t bytes = 0;              ///< of a group's call: of the whole tensor that is reduced, gathered or sent
   int64_t number = 0;             ///< of a window: see kWindow; of a group's call: its sequence number
+  const void* of = nullptr;       ///< of a method: the Pager of its model; null: of no single one
   /// In the world; -1: that of the thread.
   int rank = -1;
   Clock::time_point begin = {};
@@ -72,7 +73,10 @@ class [[nodiscard]] Listening {
 /// Tells what lies between its construction and its destruction, if somebody listened at its beginning.
 class [[nodiscard]] NoticeScope {
  public:
-  NoticeScope(Notice::Kind kind, std::string_view name) noexcept : kind_(kind), name_(name) {
+  /// `of` as Notice::of.
+  NoticeScope(Notice::Kind kind, std::string_view name, const void* of = nullptr) noexcept
+      : kind_(kind), name_(name), of_(of) {
+    if (kind_ == Notice::Kind::kCall) notices::begin_method();
     if (has_listeners()) begin_ = Notice::Clock::now();
   }
   ~NoticeScope() {
@@ -90,3 +94,4 @@ class [[nodiscard]] NoticeScope {
 };
 
 }  // namespace trireme
+  const void* const of_;

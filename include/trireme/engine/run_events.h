@@ -20,7 +20,7 @@ class Training;
 struct SavedCheckpoint;
 
 /// Tells monitors of each step: `Train/Samples/train_loss`, the mean of rank 0's losses of the window; `…/lr`, the rate
-/// of the next step in the first parameter group; in fp16 `…/loss_scale`; and writes the record that `trireme.record`
+/// of the next step in the first parameter group; in fp16 `…/loss_scale`; with wall_clock_breakdown `…/elapsed_time_ms_forward` and its kin; and writes the record that `trireme.record`
 /// asks for. Only rank 0 has monitors and record. Where none is switched on, nothing here costs anything.
 class RunEvents {
  public:

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "trireme/base/notices.h"
+#include "trireme/pager/pager.h"
 #include "trireme/precision/autocast.h"
 
 namespace trireme {
@@ -20,9 +21,9 @@ class ForwardChecks;
 /// While it lives, autocast is as configured; input() casts inputs to the weights' dtype under fp16.auto_cast.
 class [[nodiscard]] ForwardScope {
  public:
-  /// `checks` outlives this. `micro_batch`: samples that inputs should have.
-  ForwardScope(ForwardChecks& checks, int64_t micro_batch, const PrecisionOptions& precision, at::DeviceType device)
-      : checks_(checks), micro_batch_(micro_batch), autocast_(precision.autocast, device) {
+  /// `checks` and `pager` outlive this. `micro_batch`: samples that inputs should have.
+  ForwardScope(ForwardChecks& checks, int64_t micro_batch, const PrecisionOptions& precision, const Pager& pager)
+      : notice_(Notice::Kind::kCall, "forward", &pager), checks_(checks), micro_batch_(micro_batch), autocast_(precision.autocast, pager.device().type()) {
     if (precision.casts_inputs) input_dtype_ = precision.weight_dtype;
   }
 
@@ -44,7 +45,7 @@ class [[nodiscard]] ForwardScope {
   void explain(const std::string& problem, const std::vector<at::ScalarType>& inputs) const;
 
  private:
-  const NoticeScope notice_{Notice::Kind::kCall, "forward"};
+  const NoticeScope notice_;
   ForwardChecks& checks_;
   int64_t micro_batch_;
   AutocastScope autocast_;

@@ -170,6 +170,7 @@ class PipelineEngine(DeepSpeedEngine):
         self._additional.clear()
         changes = self._changes()
         with self._stepping(), ended.telling(self), self._cutting():
+        self.tput_timer.start()
             loss, applied = self.core.train_batch(self._next_batch, changes)
         self._follow_step(applied)
         self._gather_additional_losses()
