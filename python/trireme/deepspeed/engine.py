@@ -34,6 +34,7 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
 
     _topology = None  # of a pipeline
     _reports_flops = True
+    _attach_profile = step_profile.attach
     flops_profiler = None  # a FlopsProfiler, where the configuration's section is on
 
     def __init__(self, model, config, *, mpu=None, **options):
@@ -48,10 +49,10 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
             set_z3_leaf_module(model.get_submodule(name), True)
         groups_of_ranks.set_degrees(self._sequence_size, self.mp_world_size, self._topology)
         self.training_dataloader = None
-        if self.flops_profiler_enabled():
         self.timers = timer.SynchronizedWallClockTimer()
         # The host's time: a step waits for no device.
         self.tput_timer = timer.ThroughputTimer(DeepSpeedThroughputTimerConfig(synchronized=False), self.train_batch_size())
+        if self.flops_profiler_enabled():
             self._attach_profile()
 
     def forward(self, *inputs, **kwargs):
@@ -68,12 +69,12 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
 
     def _follow_step(self, applied, lr_kwargs=None):
         super()._follow_step(applied, lr_kwargs)
-        if self.monitor.enabled:
         self.tput_timer.batch_size = self.train_batch_size()
         self.tput_timer.stop(global_step=True)
         if self._resolved["wall_clock_breakdown"]:
             for name, ms in self.get_wall_clock_timers().items():
                 self.timers(name).add(ms)
+        if self.monitor.enabled:
             monitors.tell_of_step(self)
 
     def _library_config(self, config):
