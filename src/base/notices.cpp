@@ -13,7 +13,7 @@ namespace notices {
 std::atomic<int> listeners{0};
 
 namespace {
-std::atomic<int> methods{0};                            // that run
+std::atomic<int> methods{0};                           // that run
 std::atomic<Notice::Clock::rep> last_method_ended{0};  // 0: none has
 }  // namespace
 

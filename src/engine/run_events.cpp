@@ -1,9 +1,11 @@
 #include "trireme/engine/run_events.h"
 
 #include <ATen/TensorOperators.h>
+#include <c10/core/GradMode.h>
 
 #include <utility>
 
+#include "engine/step_profile.h"
 #include "engine/step_record.h"
 #include "trireme/base/environment.h"
 #include "trireme/base/error.h"
@@ -45,6 +47,7 @@ RunEvents::RunEvents() = default;
 RunEvents::~RunEvents() = default;
 
 InitializeOptions RunEvents::opening(InitializeOptions options) {
+  counts_flops_ = options.engine_counts_flops && !options.has_flops_profiler;
   options.prepare = [this, takes_events = options.takes_events, others = std::move(options.prepare)](
                         const Config& config, Group& model) {
     if (others) others(config, model);
@@ -74,8 +77,10 @@ void RunEvents::add_monitor(std::string name, EventSink sink) {
   collects_ = true;
 }
 
-void RunEvents::follow(Training& training) {
+void RunEvents::follow(Training& training, const torch::nn::Module& module) {
   training_ = &training;
+  if (counts_flops_ && training.config().flops_profiler.enabled)
+    profile_ = std::make_unique<StepProfile>(module, training);
   if (!record_) return;
   record_->describe(run_info(training));
   write_line_ = [this] { write_line(); };
@@ -93,6 +98,14 @@ void RunEvents::add_loss(const at::Tensor& weighted_loss) {
   // A copy: the program has the tensor, and may write to it.
   const at::Tensor loss = weighted_loss.detach().to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   loss_ = loss_.defined() ? loss_ + loss : loss;
+}
+
+void RunEvents::begin_passes() {
+  if (profile_ && c10::GradMode::is_enabled()) profile_->begin_passes();
+}
+
+void RunEvents::end_passes() {
+  if (profile_) profile_->end_passes();
 }
 
 void RunEvents::begin_step() {
@@ -135,6 +148,7 @@ std::vector<MonitorEvent> RunEvents::take(std::optional<double> lr) {
 }
 
 void RunEvents::tell() {
+  if (profile_) profile_->tell();
   if (!collects_) return;
   window_loss_ = std::exchange(loss_, {});
   if (!monitors_.is_empty()) monitors_.write(take());
@@ -167,6 +181,7 @@ void RunEvents::note_checkpoint(const SavedCheckpoint& saved) {
 }
 
 void RunEvents::end(const std::string& reason) {
+  profile_.reset();
   if (record_) record_->end(reason);
 }
 

@@ -31,10 +31,9 @@ double bus_factor(const CommsLogEntry& entry) {
 
 /// The calls of groups, and "reduce", which torch.distributed alone has.
 const std::vector<std::string>& operations() {
-  static const std::vector<std::string> names{"all_reduce", "reduce_scatter", "all_gather", "broadcast",
-                                              "all_to_all", "gather",         "scatter",    "reduce",
-                                              "barrier",    "send",           "recv",       "share",
-                                              "split"};
+  static const std::vector<std::string> names{"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all",
+                                              "gather",     "scatter",        "reduce",     "barrier",   "send",
+                                              "recv",       "share",          "split"};
   return names;
 }
 

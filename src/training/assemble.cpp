@@ -142,10 +142,10 @@ void Training::assemble(torch::nn::Module& module, const TrainingOptions& option
   const WithoutInterception own_operators;
   check_same_config(groups_.model, config_);
   check_precision(config_.precision);
-  if (config_.flops_profiler.enabled && !options.has_flops_profiler)
+  if (config_.flops_profiler.enabled && !options.has_flops_profiler && !options.engine_counts_flops)
     throw ConfigError(
-        "`flops_profiler.enabled` = true is for programs of Python; here it is not there yet: remove it or set it to "
-        "false, and count by trireme::WorkCount (trireme/observe/work_count.h)",
+        "`flops_profiler.enabled` = true is not there yet for this engine: remove it or set it to false, and count by "
+        "trireme::WorkCount (trireme/observe/work_count.h)",
         ErrorCode::kUnsupported);
   const OptimizerChoice choice = choice_of(config_, options);
   check(choice, groups_.plan, config_.precision, config_.disk, config_.pager.disk);

@@ -24,15 +24,15 @@ struct Notice {
   using Clock = std::chrono::steady_clock;
 
   Kind kind = Kind::kCall;
-  std::string_view name = {};     ///< of the method, the operation, the instruction
+  std::string_view name = {};       ///< of the method, the operation, the instruction
   std::string_view operation = {};  ///< of a call that the program has named: what it does; empty: `name` says it
-  std::string_view subject = {};  ///< what a group's call is about, e.g. a unit; empty: not said
-  std::string_view caller = {};   ///< the method that a group's call is a part of; empty: none
-  std::string_view group = {};    ///< of a group's call
-  int group_size = 0;             ///< ranks of that group
-  int64_t bytes = 0;              ///< of a group's call: of the whole tensor that is reduced, gathered or sent
-  const void* of = nullptr;       ///< of a method: the Pager of its model; null: of no single one
-  int64_t number = 0;             ///< of a window: see kWindow; of a group's call: its sequence number
+  std::string_view subject = {};    ///< what a group's call is about, e.g. a unit; empty: not said
+  std::string_view caller = {};     ///< the method that a group's call is a part of; empty: none
+  std::string_view group = {};      ///< of a group's call
+  int group_size = 0;               ///< ranks of that group
+  int64_t bytes = 0;                ///< of a group's call: of the whole tensor that is reduced, gathered or sent
+  const void* of = nullptr;         ///< of a method: the Pager of its model; null: of no single one
+  int64_t number = 0;               ///< of a window: see kWindow; of a group's call: its sequence number
   /// In the world; -1: that of the thread.
   int rank = -1;
   Clock::time_point begin = {};

@@ -43,7 +43,7 @@ class StepTimers final : public NoticeListener {
 
   const std::thread::id thread_ = std::this_thread::get_id();
   const Ended ended_;
-  // Of thread_ alone:
+  // Members of thread_ alone:
   const void* model_ = nullptr;
   StepTimes window_;
   StepTimes inside_;  // of the method that runs, whose model is told at its end

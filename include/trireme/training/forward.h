@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "trireme/base/notices.h"
-#include "trireme/pager/pager.h"
 #include "trireme/precision/autocast.h"
 
 namespace trireme {
@@ -21,9 +20,13 @@ class ForwardChecks;
 /// While it lives, autocast is as configured; input() casts inputs to the weights' dtype under fp16.auto_cast.
 class [[nodiscard]] ForwardScope {
  public:
-  /// `checks` and `pager` outlive this. `micro_batch`: samples that inputs should have.
-  ForwardScope(ForwardChecks& checks, int64_t micro_batch, const PrecisionOptions& precision, const Pager& pager)
-      : notice_(Notice::Kind::kCall, "forward", &pager), checks_(checks), micro_batch_(micro_batch), autocast_(precision.autocast, pager.device().type()) {
+  /// `checks` outlives this. `micro_batch`: samples that inputs should have. `model` as Notice::of.
+  ForwardScope(ForwardChecks& checks, int64_t micro_batch, const PrecisionOptions& precision, at::DeviceType device,
+               const void* model)
+      : notice_(Notice::Kind::kCall, "forward", model),
+        checks_(checks),
+        micro_batch_(micro_batch),
+        autocast_(precision.autocast, device) {
     if (precision.casts_inputs) input_dtype_ = precision.weight_dtype;
   }
 

@@ -149,8 +149,8 @@ class Training {
   std::optional<PartitionPlan> program_slices_;  ///< nothing: the program has cut no layers
   std::vector<NamedParameter> slices_;           ///< the module's parameters, where layers are cut
   int64_t parameter_count_ = 0;
-  size_t first_parameter_ = 0;                   ///< in the list of the whole model's
-  std::map<std::string, std::string> aliases_;   ///< other name of a tied parameter -> the name it is managed under
+  size_t first_parameter_ = 0;                  ///< in the list of the whole model's
+  std::map<std::string, std::string> aliases_;  ///< other name of a tied parameter -> the name it is managed under
   std::unique_ptr<Buffers> buffers_;
   std::unique_ptr<Pager> pager_;  ///< null after destroy()
   std::unique_ptr<TrainStep> step_;

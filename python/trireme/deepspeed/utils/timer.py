@@ -175,7 +175,7 @@ class NoopTimer:
     """In place of a SynchronizedWallClockTimer, measures nothing."""
 
     class Timer:
-        """Of every name."""
+        """The timer of every name."""
 
         def start(self):
             """Nothing."""
@@ -282,7 +282,7 @@ class ThroughputTimer:
         self.logging(text)
 
     def avg_samples_per_sec(self):
-        """Of all steps that count; -inf: none has."""
+        """The rate of all steps that count; -inf: none has."""
         steps = self.global_step_count - self.start_step
         return self.batch_size * steps / self.total_elapsed_time if steps > 0 and self.total_elapsed_time > 0 else float("-inf")
 

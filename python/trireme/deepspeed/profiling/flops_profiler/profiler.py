@@ -129,7 +129,7 @@ class FlopsProfiler:
         write(self.lines(profile_step, module_depth, top_modules, detailed), output_file)
 
     def lines(self, profile_step=1, module_depth=-1, top_modules=1, detailed=True):
-        """What print_model_profile() prints."""
+        """The lines that print_model_profile() prints."""
         root, numbers = self.tree()
         lines = report.summary(numbers[root], self._run(), profile_step, self._work.uncounted)
         lines += report.aggregated(root, numbers, module_depth, top_modules)
