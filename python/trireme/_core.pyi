@@ -27,7 +27,7 @@ def clear_comms_log(rank: int) -> None:
     """Forgets what the log has counted."""
 def has_listeners() -> bool:
     """Whether anybody hears what ranks do."""
-def tell_collective(rank: int, operation: str, bytes: int, group_size: int, seconds: float) -> None:
+def tell_collective(rank: int, names: tuple[str, str], bytes: int, group_size: int, seconds: float) -> None:
     """Tells of a call that ended now, which no group of the library's made."""
 
 def clear_wait_hook() -> None:

@@ -23,6 +23,9 @@ constexpr EnvironmentVariable kVariables[] = {
     {"TRIREME_PROGRAM", kUsers, "`trireme` of `PATH`",
      "the program that a checkpoint's `zero_to_fp32.py` calls ([checkpoint](checkpoint.md))"},
     {"TRIREME_PYTHON", kUsers, "the package's", "the Python under which `trireme launch` runs scripts ([cli](cli.md))"},
+    {"TRIREME_RECORD", kUsers, "no record",
+     "a folder for the record of a program's run, the same on every rank; the key `trireme.record` overrides it "
+     "([observe](observe.md#a-programs-record))"},
     {"TRIREME_RESOLVE_TIMEOUT_S", kUsers, "60",
      "how long a rank asks for the address of `MASTER_ADDR`, in seconds; names of containers come late"},
     {"TRIREME_TIMEOUT_S", kUsers, "1800",

@@ -11,7 +11,26 @@ namespace trireme {
 
 namespace notices {
 std::atomic<int> listeners{0};
+
+namespace {
+std::atomic<int> methods{0};                           // that run
+std::atomic<Notice::Clock::rep> last_method_ended{0};  // 0: none has
+}  // namespace
+
+void begin_method() noexcept { methods.fetch_add(1, std::memory_order_relaxed); }
+
+void end_method() noexcept {
+  last_method_ended.store(Notice::Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+  methods.fetch_sub(1, std::memory_order_release);
+}
 }  // namespace notices
+
+std::optional<Notice::Clock::time_point> outside_since() noexcept {
+  if (notices::methods.load(std::memory_order_acquire) != 0) return std::nullopt;
+  const Notice::Clock::rep ended = notices::last_method_ended.load(std::memory_order_relaxed);
+  if (ended == 0) return std::nullopt;
+  return Notice::Clock::time_point(Notice::Clock::duration(ended));
+}
 
 namespace {
 
@@ -66,7 +85,7 @@ Listening::~Listening() {
 }
 
 void NoticeScope::tell_end() const noexcept {
-  tell({.kind = kind_, .name = name_, .begin = begin_, .end = Notice::Clock::now()});
+  tell({.kind = kind_, .name = name_, .of = of_, .begin = begin_, .end = Notice::Clock::now()});
 }
 
 }  // namespace trireme

@@ -1,6 +1,7 @@
 #include "cli/job_view.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <filesystem>
 #include <fstream>
@@ -69,7 +70,9 @@ bool is_named(const ProcessNow& process, const std::string& run) {
   if (error == std::errc() && end == run.data() + run.size()) return is_below(process.pid, pid);
   std::error_code ignored;
   return std::ranges::any_of(process.now, [&](const RankNow& now) {
-    return !now.folder.empty() && std::filesystem::equivalent(now.folder, run, ignored);
+    return std::ranges::any_of(std::array{now.folder, now.record}, [&](const std::string& folder) {
+      return !folder.empty() && std::filesystem::equivalent(folder, run, ignored);
+    });
   });
 }
 
@@ -79,7 +82,8 @@ std::string list_of(const Jobs& jobs) {
     text += str("\n  ", name, ": ", processes.size(), processes.size() == 1 ? " process" : " processes",
                 ", the first is ", processes.front().pid);
     for (const RankNow& now : processes.front().now)
-      if (!now.folder.empty()) text += ", writes to " + now.folder;
+      for (const std::string& folder : {now.folder, now.record})
+        if (!folder.empty()) text += ", writes to " + folder;
   }
   return text;
 }
@@ -105,6 +109,9 @@ std::string doing(const ProcessNow& process, const RankNow* now) {
   if (const std::string state = state_text(process.state); !state.empty()) return state;
   if (now == nullptr) return "does not answer";
   if (const CallNow* call = longest_call(*now)) return formatted("{:.1f} s in {}", call->seconds, call->text);
+  const char* const state = process.state == 'S' ? "sleeps" : "computes";  // of the main thread
+  if (now->seconds_outside && *now->seconds_outside >= kWaitsFrom)
+    return formatted("{}, outside the engine since {:.1f} s", state, *now->seconds_outside);
   return "computes";
 }
 

@@ -97,7 +97,8 @@ InitializeOptions engine_options(const TrainSetup& setup) {
   const bool has_sizes_of_wholes = setup.config.degrees.sequence > 1;
   return {.config = setup.config,
           .partition_model = partition_model_from(parse_json(config_json(setup.model), setup.name)),
-          .takes_sizes_from_inputs = has_sizes_of_wholes || std::holds_alternative<LlamaOptions>(setup.model)};
+          .takes_sizes_from_inputs = has_sizes_of_wholes || std::holds_alternative<LlamaOptions>(setup.model),
+          .has_record = true};
 }
 
 std::unique_ptr<TrainedModel> make_trained_model(const TrainSetup& setup, World& world) {

@@ -317,10 +317,10 @@ int64_t bytes_sent(const Place& place, const Call& call) {
 
 namespace trireme {
 
-CallerScope::CallerScope(const char* name) noexcept : outer_(comm::caller) {
+CallerScope::CallerScope(const char* name, const void* of) noexcept : outer_(comm::caller) {
   if (outer_ != nullptr) return;
   comm::caller = name;
-  notice_.emplace(Notice::Kind::kCall, name);
+  notice_.emplace(Notice::Kind::kCall, name, of);
 }
 CallerScope::~CallerScope() { comm::caller = outer_; }
 const char* CallerScope::current(const char* otherwise) noexcept {

@@ -581,7 +581,7 @@ void add_observe(Table& table) {
   table.works("debug", flag(), at<observe, comms, &CommsLoggerOptions::debug>,
               "those lines tell method, unit and group");
   table.works("prof_ops", texts(), at<observe, comms, &CommsLoggerOptions::prof_ops>,
-              "`\"all_reduce\"`, `\"all_gather\"`, … ([comm](comm.md))");
+              "`\"all_reduce\"`, `\"all_gather\"`, … ([comm](comm.md)); another name is refused");
   table.section = "trireme.timeline.";
   table.works("enabled", flag(), at<observe, timeline, &TimelineOptions::enabled>,
               "ours: record what each rank does when, for Perfetto ([observe](observe.md#timeline))");
@@ -601,8 +601,8 @@ void add_flops_profiler(Table& table) {
   constexpr auto profiler = &Config::flops_profiler;
   table.section = "flops_profiler.";
   table.works("enabled", flag(), at<profiler, &FlopsProfilerConfig::enabled>,
-              "Python programs: the multiply-adds, times and parameters of each module in one step "
-              "([profiling](profiling.md)); refused elsewhere");
+              "the multiply-adds, times and parameters of each module in one step ([profiling](profiling.md)); refused "
+              "by FSDP's and smp's engines");
   table.works("recompute_fwd_factor", number(kNonNegative), at<profiler, &FlopsProfilerConfig::recompute_fwd_factor>,
               "changes nothing: what backward computes again is counted");
   table.works("profile_step", integer(kCount), at<profiler, &FlopsProfilerConfig::profile_step>,
@@ -613,7 +613,7 @@ void add_flops_profiler(Table& table) {
               "classes of modules that are named at each depth");
   table.works("detailed", flag(), at<profiler, &FlopsProfilerConfig::detailed>, "the tree of all modules, too");
   table.works("output_file", file_of_report(), at<profiler, &FlopsProfilerConfig::output_file>,
-              "of rank 0; by default standard output");
+              "of rank 0; by default standard output, in C++ the log");
 }
 
 void add_rest(Table& table) {

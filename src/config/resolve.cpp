@@ -7,6 +7,7 @@
 #include "config/options.h"
 #include "trireme/base/name_pattern.h"
 #include "trireme/base/pattern.h"
+#include "trireme/observe/comms_log.h"
 #include "trireme/parallel/exclusions.h"
 #include "trireme/parallel/plan.h"
 
@@ -95,6 +96,15 @@ void check_sums(const Document& file) {
   if (file.flag_or(overlap, false) && file.flag_or(tokens, false))
     file.refuse(overlap, str("`", overlap, "` overlaps all-reduces, and with `", tokens,
                              "` sums are reduce-scatters; remove one of the two"));
+}
+
+void check_prof_ops(const Document& file, const CommsLoggerOptions& comms_logger) {
+  const std::string key = "comms_logger.prof_ops";
+  try {
+    check_operations(comms_logger, file.path_of(key));
+  } catch (const ConfigError& error) {
+    file.refuse(key, error.what());
+  }
 }
 
 /// DeepCompile's pass "autosp": samples are cut over all ranks that `data_parallel_size` leaves, unless
@@ -434,6 +444,7 @@ void resolve(Document& file, Config& config, int world_size) {
   step({"trireme.recompute"}, [&] { check_recompute(file, config); });
   step({"deterministic", "trireme.pipeline"}, [&] { check_whole_gradients(file, config); });
   step({"gradient_predivide_factor", "prescale_gradients"}, [&] { resolve_prescale(file, config); });
+  step({"comms_logger"}, [&] { check_prof_ops(file, config.observe.comms_logger); });
   step({"checkpoint"}, [&] { resolve_checkpoint(file, config.checkpoint); });
   step({"activation_checkpointing"}, [&] { check_activation_checkpointing(file); });
   step({"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "data_parallel_size"},

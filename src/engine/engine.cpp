@@ -14,6 +14,7 @@ namespace trireme {
 ForwardScope Engine::begin_forward() {
   training().condition().require_intact("forward");
   training().step().tell_missing_step();
+  events().begin_passes();
   return training().begin_forward();
 }
 
@@ -45,6 +46,7 @@ at::Tensor Engine::scale(const at::Tensor& output) const {
 StepReport Engine::step() {
   require_optimizer("step");
   events().begin_step();
+  if (is_gradient_accumulation_boundary() || !config().managed_gradient_accumulation) events().end_passes();
   StepReport report;
   try {
     report = training().step().step();

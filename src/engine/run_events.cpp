@@ -1,13 +1,17 @@
 #include "trireme/engine/run_events.h"
 
 #include <ATen/TensorOperators.h>
+#include <c10/core/GradMode.h>
 
 #include <utility>
 
+#include "engine/step_profile.h"
 #include "engine/step_record.h"
+#include "trireme/base/environment.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/agreement.h"
 #include "trireme/intercept.h"
+#include "trireme/observe/observation.h"
 #include "trireme/observe/run_status.h"
 #include "trireme/precision/precision.h"
 #include "trireme/training/training.h"
@@ -15,18 +19,19 @@
 namespace trireme {
 namespace {
 
-// The parameters of the whole model, where rank 0 has whole layers and all of them; else 0, which means that it is not
-// known.
-int64_t parameter_count(const Training& training) {
-  if (training.groups().model.size() != training.groups().sums.size()) return 0;
-  int64_t count = 0;
-  for (const ParameterSpec& parameter : training.pager().parameters()) count += c10::multiply_integers(parameter.shape);
-  return count;
+/// The folder of a record. The variable is one for all engines of a program: those that live beside each other have
+/// folders of their own in it.
+std::filesystem::path folder_of(const ObserveOptions& options) {
+  std::filesystem::path folder = options.record;
+  const bool is_variables = options.record == environment("TRIREME_RECORD");
+  for (int number = 2; is_variables && StepRecord::is_taken(folder); ++number)
+    folder = std::filesystem::path(options.record) / str(number);
+  return folder;
 }
 
 RunInfo run_info(const Training& training) {
   const Config& config = training.config();
-  return {.parameters = parameter_count(training),
+  return {.parameters = training.parameter_count(),
           .ranks = training.groups().model.size(),
           .zero_stage = config.pager.stage,
           .dtype = short_name(config.precision.weight_dtype),
@@ -42,13 +47,14 @@ RunEvents::RunEvents() = default;
 RunEvents::~RunEvents() = default;
 
 InitializeOptions RunEvents::opening(InitializeOptions options) {
+  counts_flops_ = options.engine_counts_flops && !options.has_flops_profiler;
   options.prepare = [this, takes_events = options.takes_events, others = std::move(options.prepare)](
                         const Config& config, Group& model) {
     if (others) others(config, model);
     const bool records = !config.observe.record.empty();
     if (records)
       all_or_throw(model, [&] {
-        if (model.rank() == 0) record_ = std::make_unique<StepRecord>(config.observe.record);
+        if (model.rank() == 0) record_ = std::make_unique<StepRecord>(folder_of(config.observe));
       });
     collects_ = records && model.rank() == 0;
     if (!config.monitors.is_on()) return;
@@ -71,8 +77,10 @@ void RunEvents::add_monitor(std::string name, EventSink sink) {
   collects_ = true;
 }
 
-void RunEvents::follow(Training& training) {
+void RunEvents::follow(Training& training, const torch::nn::Module& module) {
   training_ = &training;
+  if (counts_flops_ && training.config().flops_profiler.enabled)
+    profile_ = std::make_unique<StepProfile>(module, training);
   if (!record_) return;
   record_->describe(run_info(training));
   write_line_ = [this] { write_line(); };
@@ -92,11 +100,34 @@ void RunEvents::add_loss(const at::Tensor& weighted_loss) {
   loss_ = loss_.defined() ? loss_ + loss : loss;
 }
 
+void RunEvents::begin_passes() {
+  if (profile_ && c10::GradMode::is_enabled()) profile_->begin_passes();
+}
+
+void RunEvents::end_passes() {
+  if (profile_) profile_->end_passes();
+}
+
 void RunEvents::begin_step() {
   if (!record_) return;
   const auto& groups = training_->step().known_hyperparameters().groups();
   lr_ = groups.empty() ? 0 : groups.front().lr;
 }
+
+namespace {
+
+void add_times(const StepTimes& times, int64_t samples, std::vector<MonitorEvent>& events) {
+  const auto add = [&](const char* what, double ms) {
+    events.push_back({str("Train/Samples/elapsed_time_ms_", what), ms, samples});
+  };
+  add("forward", times.forward_ms);
+  add("backward", times.backward_ms);
+  add("backward_inner", times.backward_inner_ms());
+  add("backward_allreduce", times.backward_reduce_ms);
+  add("step", times.step_ms);
+}
+
+}  // namespace
 
 std::vector<MonitorEvent> RunEvents::take(std::optional<double> lr) {
   if (!collects_) return {};
@@ -110,10 +141,14 @@ std::vector<MonitorEvent> RunEvents::take(std::optional<double> lr) {
   if (lr) events.push_back({"Train/Samples/lr", *lr, samples});
   if (const std::optional<double> scale = step.loss_scale())
     events.push_back({"Train/Samples/loss_scale", *scale, samples});
+  const Observation* const observation = training_->observation();
+  if (observation != nullptr && training_->config().observe.wall_clock_breakdown)
+    if (const std::optional<StepTimes> times = observation->step_times()) add_times(*times, samples, events);
   return events;
 }
 
 void RunEvents::tell() {
+  if (profile_) profile_->tell();
   if (!collects_) return;
   window_loss_ = std::exchange(loss_, {});
   if (!monitors_.is_empty()) monitors_.write(take());
@@ -146,6 +181,7 @@ void RunEvents::note_checkpoint(const SavedCheckpoint& saved) {
 }
 
 void RunEvents::end(const std::string& reason) {
+  profile_.reset();
   if (record_) record_->end(reason);
 }
 

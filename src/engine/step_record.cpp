@@ -28,8 +28,22 @@ Folders& folders() {
   return *made;
 }
 
+IoError unwritable(const std::filesystem::path& folder, const std::string& why) {
+  return IoError(str("`trireme.record` is \"", folder.string(), "\": ", why,
+                     "; name a folder that rank 0 can write, or leave the key and TRIREME_RECORD out"));
+}
+
+/// Makes the folder. Its one name: symbolic links may give it others.
 std::filesystem::path claimed(const std::filesystem::path& folder) {
-  const std::filesystem::path whole = std::filesystem::absolute(folder).lexically_normal();
+  std::filesystem::path whole;
+  try {
+    posix_file_system().create_directories(folder);
+    whole = std::filesystem::canonical(folder);
+  } catch (const IoError& error) {
+    throw unwritable(folder, error.what());
+  } catch (const std::filesystem::filesystem_error& error) {
+    throw unwritable(folder, error.code().message());
+  }
   Folders& all = folders();
   const std::lock_guard lock(all.mutex);
   if (!all.open.insert(whole).second)
@@ -47,15 +61,21 @@ void release(const std::filesystem::path& folder) {
 
 }  // namespace
 
+bool StepRecord::is_taken(const std::filesystem::path& folder) {
+  std::error_code none;
+  const std::filesystem::path whole = std::filesystem::canonical(folder, none);
+  Folders& all = folders();
+  const std::lock_guard lock(all.mutex);
+  return all.open.contains(whole);
+}
+
 StepRecord::StepRecord(const std::filesystem::path& folder)
     : folder_(claimed(folder)), path_(folder_ / "metrics.jsonl") {
   try {
-    posix_file_system().create_directories(folder_);
     const MetricsWriter probe(path_, std::numeric_limits<int64_t>::max());
   } catch (const IoError& error) {
     release(folder_);
-    throw IoError(str("`trireme.record` is \"", folder.string(), "\": ", error.what(),
-                      "; name a folder that rank 0 can write, or leave the key out"));
+    throw unwritable(folder, error.what());
   }
 }
 

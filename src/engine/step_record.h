@@ -19,6 +19,8 @@ class StepRecord {
   /// Makes the folder. Throws IoError: it cannot be made, or the file not be written there; ConfigError: another record
   /// of this process is written there.
   explicit StepRecord(const std::filesystem::path& folder);
+  /// Whether another record of this process is written into `folder`, by whatever name.
+  static bool is_taken(const std::filesystem::path& folder);
   /// As end(), because of an error where one is on its way.
   ~StepRecord();
   StepRecord(const StepRecord&) = delete;
@@ -41,7 +43,7 @@ class StepRecord {
   template <class Work>
   void try_to(const Work& work) noexcept;
 
-  const std::filesystem::path folder_, path_;
+  const std::filesystem::path folder_, path_;  // canonical
   RunInfo info_;
   std::optional<MetricsWriter> metrics_;
   int64_t step_ = 0;

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "trireme/base/error.h"
 #include "trireme/base/format.h"
 #include "trireme/base/log.h"
+#include "trireme/base/suggest.h"
 
 namespace trireme {
 namespace {
@@ -27,7 +29,16 @@ double bus_factor(const CommsLogEntry& entry) {
   return 1;
 }
 
-bool is_counted(const CommsLoggerOptions& options, std::string_view operation) {
+/// The calls of groups, and "reduce", which torch.distributed alone has.
+const std::vector<std::string>& operations() {
+  static const std::vector<std::string> names{"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all",
+                                              "gather",     "scatter",        "reduce",     "barrier",   "send",
+                                              "recv",       "share",          "split"};
+  return names;
+}
+
+bool is_counted(const CommsLoggerOptions& options, const Notice& call) {
+  const std::string_view operation = call.operation.empty() ? call.name : call.operation;
   return options.prof_all || std::ranges::any_of(options.prof_ops, [operation](const std::string& asked) {
            return is_kind_of(operation, asked) || is_kind_of(asked, operation);
          });
@@ -51,11 +62,25 @@ double CommsLogEntry::algorithm_gbps() const {
 
 double CommsLogEntry::bus_gbps() const { return algorithm_gbps() * bus_factor(*this); }
 
+void check_operations(const CommsLoggerOptions& options, const std::string& key) {
+  const std::vector<std::string>& known = operations();
+  for (const std::string& asked : options.prof_ops) {
+    if (std::ranges::any_of(known, [&](const std::string& kind) { return is_kind_of(asked, kind); })) continue;
+    std::string names;
+    for (const std::string& name : known) names += (names.empty() ? "\"" : ", \"") + name + "\"";
+    throw ConfigError(str("`", key, "` has \"", asked, "\", which is no operation, so nothing would be counted for it.",
+                          did_you_mean(asked, known), " There are ", names,
+                          ", and torch.distributed's forms of these, as \"all_gather_into_tensor\"; a call that has a "
+                          "`log_name` is counted by its operation"));
+  }
+}
+
 void CommsLog::hear(const Notice& notice) noexcept {
   if (notice.kind != Notice::Kind::kCollective) return tell_lines();
+  if (notice.caller == kLogSummary) return;
   const double seconds = notice.duration().count();
   const std::lock_guard lock(mutex_);
-  if (!is_counted(options_, notice.name)) return;
+  if (!is_counted(options_, notice)) return;
   Sum& sum = sums_[{std::string(notice.name), {notice.bytes, notice.group_size}}];
   sum.min_seconds = sum.count == 0 ? seconds : std::min(sum.min_seconds, seconds);
   sum.seconds += seconds;

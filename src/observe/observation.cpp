@@ -49,6 +49,7 @@ std::string memory_text(c10::Device device) {
 }  // namespace
 
 std::shared_ptr<CommsLog> configure_comms_log(int rank, const CommsLoggerOptions& options) {
+  check_operations(options, "prof_ops");
   OfRanks& ranks = of_ranks();
   const std::lock_guard lock(ranks.mutex);
   HeardCommsLog& own = ranks.comms_logs[rank];

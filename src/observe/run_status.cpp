@@ -49,6 +49,8 @@ Json json_of(const RankNow& now) {
           {"tokens_per_s", now.tokens_per_s},
           {"seconds_since_step", now.seconds_since_step},
           {"device_bytes", now.device_bytes},
+          {"seconds_outside", now.seconds_outside ? Json(*now.seconds_outside) : Json()},
+          {"record", now.record},
           {"calls", calls}};
 }
 
@@ -65,6 +67,10 @@ RankNow rank_of(const Json& json) {
               .seconds_since_step = json.at("seconds_since_step").get<double>(),
               .device_bytes = json.at("device_bytes").get<int64_t>()};
   if (json.at("loss").is_number()) now.loss = json["loss"].get<double>();
+  // Not told by a process of an older version.
+  if (const auto found = json.find("seconds_outside"); found != json.end() && found->is_number())
+    now.seconds_outside = found->get<double>();
+  now.record = json.value("record", "");
   for (const Json& call : json.at("calls"))
     now.calls.push_back({.group = call.at("group").get<std::string>(),
                          .ranks = call.at("ranks").get<std::vector<int>>(),

@@ -1,5 +1,7 @@
 #include "trireme/observe/step_timers.h"
 
+#include <utility>
+
 #include "trireme/base/format.h"
 
 namespace trireme {
@@ -14,7 +16,9 @@ bool reduces(const Notice& wait) {
 // An instruction of a stage, whose schedule is inside of train_batch(), so that no method is called.
 bool is_backward(const Notice& instruction) { return instruction.name.find(", backward") != std::string_view::npos; }
 
-bool ends_windows(std::string_view method) { return method == "step" || method == "train_batch"; }
+bool ends_windows(std::string_view method) {
+  return method == "step" || method == "train_batch" || method == "optimizer.step";
+}
 
 }  // namespace
 
@@ -30,14 +34,13 @@ void StepTimers::hear(const Notice& notice) noexcept {
     case Notice::Kind::kCall:
       return add_call(notice);
     case Notice::Kind::kWait:
-      if (reduces(notice)) window_.backward_reduce_ms += ms_of(notice);
+      if (reduces(notice)) inside_.backward_reduce_ms += ms_of(notice);
       return;
     case Notice::Kind::kStage:
-      if (is_backward(notice)) window_.backward_ms += ms_of(notice);
+      if (is_backward(notice)) inside_.backward_ms += ms_of(notice);
       return;
     case Notice::Kind::kWindow:
-      window_.step = notice.number;
-      has_ended_ = true;
+      inside_.step = notice.number;
       return;
     default:
       return;
@@ -45,14 +48,16 @@ void StepTimers::hear(const Notice& notice) noexcept {
 }
 
 void StepTimers::add_call(const Notice& call) {
+  const StepTimes inside = std::exchange(inside_, {});
+  if (call.of != nullptr && model_ != nullptr && call.of != model_) return;
+  window_.backward_ms += inside.backward_ms;
+  window_.backward_reduce_ms += inside.backward_reduce_ms;
+  if (inside.step > 0) window_.step = inside.step;
   if (call.name == "forward") window_.forward_ms += ms_of(call);
   if (call.name == "backward") window_.backward_ms += ms_of(call);
   if (ends_windows(call.name)) window_.step_ms += ms_of(call);
-  if (!has_ended_) return;
-  // The window was told inside of the method that ended now.
-  const StepTimes ended = window_;
-  window_ = {};
-  has_ended_ = false;
+  if (inside.step == 0) return;
+  const StepTimes ended = std::exchange(window_, {});
   {
     const std::lock_guard lock(mutex_);
     last_ = ended;

@@ -147,6 +147,8 @@ Row convolution(const RowCall& call) {
     input.push_back(row.dim(size, window.is_each() ? FactorKind::kEach : FactorKind::kWhole));
     result.push_back(window.is_each() ? input.back() : row.dim(window.size_of_result(size), FactorKind::kWhole));
     weight.push_back(row.dim(window.width, FactorKind::kWhole));
+    for (const uint8_t factor : window.is_each() ? DimFactors() : (transposed ? result : input).back())
+      row.windowed |= uint64_t{1} << factor;
   }
   set_vectors(row, call, {out}, {"bias"});
   row.arguments[0] = input;

@@ -37,7 +37,8 @@ std::vector<int64_t> Row::sizes_of(const TensorFactors& tensor) const {
 
 double Row::multiply_adds() const {
   double made = 1;
-  for (const Factor& factor : factors) made *= static_cast<double>(factor.size);
+  for (size_t i = 0; i < factors.size(); ++i)
+    if ((windowed >> i & 1) == 0) made *= static_cast<double>(factors[i].size);
   return made;
 }
 

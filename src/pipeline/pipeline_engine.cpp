@@ -107,7 +107,7 @@ PipelineStage::PipelineStage(Group& world, const Topology& topology, StageModel 
 
 PipelineEngine::PipelineEngine(PipelineStage stage)
     : PipelineStage(std::move(stage)),
-      EngineBase(*grid, *model.module, PipelineStage::options),
+      EngineBase(*grid, *model.module, with_profile(PipelineStage::options)),
       runner_(training(), *grid, model, pipeline) {}
 
 std::optional<LoadedState> PipelineEngine::load_checkpoint(const std::filesystem::path& directory,

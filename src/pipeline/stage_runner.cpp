@@ -80,7 +80,7 @@ class StageRunner::Impl {
 
   at::Tensor train_batch(const MicroBatches& data) {
     training_.condition().require_intact("train_batch");
-    const CallerScope caller("train_batch");
+    const CallerScope caller("train_batch", &training_.pager());
     schedule_.follow(*all_, micro_batches());
     const pipeline::Schedule& schedule = schedule_.current();
     feed_.load(data, schedule.micro_batches, "train_batch");

@@ -127,7 +127,7 @@ class StepRunner::Impl {
   void end_window(const Training& training) {
     training.condition().require_intact("step");
     const auto member = std::ranges::find_if(members_, [&](const Member& one) { return one.training == &training; });
-    const CallerScope caller("optimizer.step");
+    const CallerScope caller("optimizer.step", &training.pager());
     require_equal_windows(member->passes);
     or_end([&] { training.step().end_window(); });
     member->passes = 0;

@@ -51,11 +51,12 @@ void bind_observe(py::module_& module) {
   module.def("has_listeners", &has_listeners, "Whether anybody hears what ranks do.");
   module.def(
       "tell_collective",
-      [](int rank, const std::string& operation, int64_t bytes, int group_size, double seconds) {
+      [](int rank, const std::pair<std::string, std::string>& names, int64_t bytes, int group_size, double seconds) {
         const auto end = Notice::Clock::now();
         const auto took = std::chrono::duration_cast<Notice::Clock::duration>(std::chrono::duration<double>(seconds));
         tell({.kind = Notice::Kind::kCollective,
-              .name = operation,
+              .name = names.second,
+              .operation = names.first,
               .group = "torch.distributed",
               .group_size = group_size,
               .bytes = bytes,
@@ -63,8 +64,9 @@ void bind_observe(py::module_& module) {
               .begin = end - took,
               .end = end});
       },
-      py::arg("rank"), py::arg("operation"), py::arg("bytes"), py::arg("group_size"), py::arg("seconds"), WithoutGil(),
-      "Tells of a call that ended now, which no group of the library's made.");
+      py::arg("rank"), py::arg("names"), py::arg("bytes"), py::arg("group_size"), py::arg("seconds"), WithoutGil(),
+      "Tells of a call that ended now, which no group of the library's made. names: the operation, and what the "
+      "program calls it.");
 }
 
 }  // namespace trireme::python

@@ -122,7 +122,7 @@ void TrainStep::backward_from(const torch::autograd::edge_list& outputs, const s
   if (options.goes_on && options.ends_micro_batch)
     throw Error(ErrorCode::kInternal, "backward: a piece ends its micro-batch, and another one is to follow");
   window_.begin_pass(options.goes_on);
-  const CallerScope caller("backward");
+  const CallerScope caller("backward", pager_);
   std::optional<ScaledPasses::Scope> scaled;
   if (scaled_passes_) scaled.emplace(*scaled_passes_);
   // Operators of backward have the dtypes of forward's.
@@ -162,7 +162,7 @@ void TrainStep::require_steppable() const {
 }
 
 StepReport TrainStep::close(bool has_backward, int64_t micro_steps) {
-  const CallerScope caller("step");
+  const CallerScope caller("step", pager_);
   const int64_t samples = samples_of_window();
   buffers_.follow_rank_0();  // on the host the first meeting of a step: a rank that is in another method is named here
   ClosedWindow window = pager_->close_window();

@@ -14,6 +14,7 @@
 #include "training/stage_tensors.h"
 #include "training/tensor_slices.h"
 #include "trireme/access/parameter_access.h"
+#include "trireme/base/environment.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/heap.h"
@@ -79,6 +80,12 @@ ParallelOptions parallel_options(const Config& config, const TrainingOptions& op
   return parallel;
 }
 
+int64_t elements_of(const WholeModel& model) {
+  int64_t count = 0;
+  for (const ParameterSpec& parameter : model.parameters) count += c10::multiply_integers(parameter.shape);
+  return count;
+}
+
 c10::Device device_of(const torch::nn::Module& module) {
   for (const at::Tensor& parameter : module.parameters()) return parameter.device();
   return c10::Device(c10::kCPU);
@@ -96,7 +103,9 @@ PagerPolicy policy_for(const Config& config, const ParallelPlan& plan, torch::nn
 
 }  // namespace
 
-Config resolved_config(const TrainingOptions& options, int world_size) {
+namespace {
+
+Config config_of_options(const TrainingOptions& options, int world_size) {
   if (std::holds_alternative<std::monostate>(options.config)) return default_config(world_size, options.degrees);
   if (const auto* path = std::get_if<std::filesystem::path>(&options.config))
     return read_config(*path, world_size, options.degrees);
@@ -104,6 +113,15 @@ Config resolved_config(const TrainingOptions& options, int world_size) {
   const Config resolved = config_from_json(to_json(config), world_size, config.degrees, "<string>");
   config.degrees = resolved.degrees;
   config.tensor.autotp_size = resolved.tensor.autotp_size;
+  return config;
+}
+
+}  // namespace
+
+Config resolved_config(const TrainingOptions& options, int world_size) {
+  Config config = config_of_options(options, world_size);
+  if (config.observe.record.empty() && !options.has_record)
+    config.observe.record = environment("TRIREME_RECORD").value_or("");
   return config;
 }
 
@@ -124,10 +142,10 @@ void Training::assemble(torch::nn::Module& module, const TrainingOptions& option
   const WithoutInterception own_operators;
   check_same_config(groups_.model, config_);
   check_precision(config_.precision);
-  if (config_.flops_profiler.enabled && !options.has_flops_profiler)
+  if (config_.flops_profiler.enabled && !options.has_flops_profiler && !options.engine_counts_flops)
     throw ConfigError(
-        "`flops_profiler.enabled` = true is for programs of Python; here it is not there yet: remove it or set it to "
-        "false, and count by trireme::WorkCount (trireme/observe/work_count.h)",
+        "`flops_profiler.enabled` = true is not there yet for this engine: remove it or set it to false, and count by "
+        "trireme::WorkCount (trireme/observe/work_count.h)",
         ErrorCode::kUnsupported);
   const OptimizerChoice choice = choice_of(config_, options);
   check(choice, groups_.plan, config_.precision, config_.disk, config_.pager.disk);
@@ -151,7 +169,9 @@ void Training::assemble(torch::nn::Module& module, const TrainingOptions& option
   counts_ = std::make_shared<StepCounts>();
   recompute_layers(module, config_.recompute.mode);  // refuses a module without such layers before it changes one
   first_parameter_ = model.first;
+  if (!program_slices_) parameter_count_ = elements_of(model);
   manage(module, std::move(tensors), options, policy);
+  if (observation_) observation_->follow(pager_.get());
   if (!prepared.is_empty()) install(std::move(prepared));
   reserve_save();
   const bool knows_micro_batch = !std::holds_alternative<std::monostate>(options.config);

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "trireme/base/notices.h"
 #include "trireme/comm/calls.h"
 #include "trireme/device/device.h"
 #include "trireme/training/training.h"
@@ -35,13 +36,19 @@ void Training::tell_status(c10::Device device, const std::filesystem::path& fold
   const int rank = world.world_rank(world.rank());
   const std::string job = job_of_this_process(world.size());
   std::error_code error;
-  const std::string place = folder.empty() ? "" : std::filesystem::absolute(folder, error).string();
+  const auto whole = [&error](const std::filesystem::path& path) {
+    return path.empty() ? "" : std::filesystem::absolute(path, error).string();
+  };
+  const std::string place = whole(folder), record = whole(config_.observe.record);
   told_status_ = std::make_unique<ToldStatus>(
-      rank, world.size(), job, [counts = counts_, rank, ranks = world.size(), job, place, device] {
+      rank, world.size(), job, [counts = counts_, rank, ranks = world.size(), job, place, record, device] {
         RankNow now{.pid = ::getpid(), .rank = rank, .ranks = ranks, .job = job, .folder = place};
         counts->write_to(now);
         if (!device.is_cpu()) now.device_bytes = device_memory(device).bytes;
         now.calls = calls_of(rank);
+        now.record = record;
+        if (const auto since = outside_since())
+          now.seconds_outside = std::chrono::duration<double>(std::chrono::steady_clock::now() - *since).count();
         return now;
       });
 }

@@ -20,7 +20,8 @@ Pager& Training::pager() const {
 ForwardScope Training::begin_forward() {
   condition_.require_there("forward");
   forward_checks_->begin();
-  return {*forward_checks_, config_.batch.train_micro_batch_size_per_gpu, config_.precision, pager_->device().type()};
+  return {*forward_checks_, config_.batch.train_micro_batch_size_per_gpu, config_.precision, pager_->device().type(),
+          pager_.get()};
 }
 
 void Training::set_batch(const char* call, int64_t micro_batch_size, int64_t accumulation_steps) {

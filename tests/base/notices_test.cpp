@@ -43,6 +43,21 @@ TEST(Notices, AreHeardFromTheBeginningOfAListeningToItsEnd) {
   EXPECT_EQ(heard->names(), Names{"within"});
 }
 
+TEST(Notices, TellSinceWhenNoMethodRuns) {
+  const auto before = Notice::Clock::now();
+  {
+    const NoticeScope outer(Notice::Kind::kCall, "step");
+    { const NoticeScope inner(Notice::Kind::kCall, "forward"); }
+    EXPECT_FALSE(outside_since());
+  }
+  ASSERT_TRUE(outside_since());
+  EXPECT_GE(*outside_since(), before);
+  { const NoticeScope no_method(Notice::Kind::kStage, "forward of 3"); }
+  const auto since = *outside_since();
+  EXPECT_LE(since, Notice::Clock::now());
+  EXPECT_EQ(*outside_since(), since);
+}
+
 TEST(Notices, OfARankAreForItsListeners) {
   const auto first = std::make_shared<Heard>();
   const auto second = std::make_shared<Heard>();

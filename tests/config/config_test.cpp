@@ -289,6 +289,13 @@ TEST(KnownSections, CheckTypesEvenWhenTheyAreOff) {
   EXPECT_EQ(refusal_of(R"("fp16": {"enabled": "yes"})"), wrong("`fp16.enabled` is \"yes\"; expected true or false"));
   EXPECT_EQ(refusal_of(R"("comms_logger": {"prof_ops": "all"})"),
             wrong("`comms_logger.prof_ops` is \"all\"; expected a list of strings"));
+  EXPECT_EQ(
+      refusal_of(R"("comms_logger": {"prof_all": false, "prof_ops": ["all_gather_into_tensor", "allreduce"]})"),
+      wrong("`comms_logger.prof_ops` has \"allreduce\", which is no operation, so nothing would be counted for it. "
+            "Did you mean `all_reduce`? There are \"all_reduce\", \"reduce_scatter\", \"all_gather\", "
+            "\"broadcast\", \"all_to_all\", \"gather\", \"scatter\", \"reduce\", \"barrier\", \"send\", \"recv\", "
+            "\"share\", \"split\", and torch.distributed's forms of these, as \"all_gather_into_tensor\"; a call "
+            "that has a `log_name` is counted by its operation"));
   EXPECT_EQ(refusal_of("\"gradient_allreduce_op\": \"max\""),
             wrong("`gradient_allreduce_op` is \"max\"; expected one of \"mean\", \"sum\"."));
   EXPECT_EQ(refusal_of("\"tensorboard\": true"), wrong("`tensorboard` is true; expected an object { … }"));

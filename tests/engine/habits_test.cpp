@@ -189,7 +189,6 @@ TEST(ARefusedInitialize, LeavesTheModelAsItWas) {
           LrScheduleOptions{.kind = LrScheduleKind::kLinear, .warmup_num_steps = 9, .total_num_steps = 3};
     });
     refuse([](Config& config, InitializeOptions&) { config.recompute.mode = RecomputeMode::kFull; });
-    refuse([](Config& config, InitializeOptions&) { config.flops_profiler.enabled = true; });
     net->w.set_requires_grad(false);
     refuse([](Config&, InitializeOptions&) {});
   });

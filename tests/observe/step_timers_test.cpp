@@ -45,6 +45,35 @@ TEST(StepTimers, AddUpTheMicroBatchesOfAWindow) {
   EXPECT_DOUBLE_EQ(timers.last()->forward_ms, 1);  // nothing of the window before
 }
 
+TEST(StepTimers, CountTheMethodsOfTheModelThatTheyFollow) {
+  const int own = 0, other = 0;
+  StepTimers timers(nullptr);
+  timers.follow(&own);
+  using Kind = Notice::Kind;
+  const auto call = [&](std::string_view name, int ms, const int* of) {
+    Notice notice = took(Kind::kCall, name, ms);
+    notice.of = of;
+    timers.hear(notice);
+  };
+  call("forward", 1, &own);
+  call("forward", 100, &other);
+  timers.hear(took(Kind::kWait, "reduce_scatter", 50, "backward"));
+  call("backward", 200, &other);
+  timers.hear(took(Kind::kWait, "reduce_scatter", 2, "backward"));
+  call("backward", 3, &own);
+  timers.hear({.kind = Kind::kWindow, .number = 9});
+  call("step", 300, &other);
+  EXPECT_FALSE(timers.last());
+  timers.hear({.kind = Kind::kWindow, .number = 4});
+  call("step", 5, &own);
+  ASSERT_TRUE(timers.last());
+  EXPECT_EQ(timers.last()->step, 4);
+  EXPECT_DOUBLE_EQ(timers.last()->forward_ms, 1);
+  EXPECT_DOUBLE_EQ(timers.last()->backward_ms, 3);
+  EXPECT_DOUBLE_EQ(timers.last()->backward_reduce_ms, 2);
+  EXPECT_DOUBLE_EQ(timers.last()->step_ms, 5);
+}
+
 TEST(StepTimers, DoNotHearOtherThreads) {
   StepTimers timers(nullptr);
   std::thread([&] { timers.hear(took(Notice::Kind::kCall, "forward", 1000)); }).join();

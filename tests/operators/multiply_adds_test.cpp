@@ -89,6 +89,38 @@ TEST(MultiplyAdds, OfAConvolutionAreItsWeightAtEachPlaceAndBackwardOnceForEachGr
   }
 }
 
+/// The multiply-adds that the row of a call tells.
+double by_row(const std::string& name, std::vector<c10::IValue> arguments) {
+  const c10::OperatorHandle op = handle(name);
+  while (arguments.size() < op.schema().arguments().size())
+    arguments.push_back(op.schema().arguments()[arguments.size()].default_value().value_or(c10::IValue()));
+  return row_of(op)->row(RowCall(op, arguments)).multiply_adds();
+}
+
+using Sizes = std::vector<int64_t>;
+
+TEST(MultiplyAdds, OfTheRowOfAConvolutionAreItsWeightAtEachPlace) {
+  // [2, 4, 7]: the weight, of 4 * 3 * 3 elements, at 7 places of 2 samples.
+  EXPECT_EQ(by_row("conv1d", {sized({2, 3, 9}), sized({4, 3, 3})}), 2 * 7 * 4 * 3 * 3);
+  EXPECT_EQ(by_row("conv1d", {sized({3, 9}), sized({4, 3, 3})}), 7 * 4 * 3 * 3);  // of one sample
+  EXPECT_EQ(by_row("conv2d", {sized({2, 3, 9, 8}), sized({4, 3, 3, 2}), {}, Sizes{2, 2}, Sizes{1, 1}}),
+            2 * (5 * 5) * 4 * 3 * (3 * 2));
+  EXPECT_EQ(by_row("conv2d.padding", {sized({2, 3, 9, 8}), sized({4, 3, 3, 3}), {}, Sizes{1, 1}, "same"}),
+            2 * (9 * 8) * 4 * 3 * (3 * 3));
+  EXPECT_EQ(by_row("conv3d", {sized({1, 2, 4, 4, 4}), sized({3, 2, 2, 2, 2})}), (3 * 3 * 3) * 3 * 2 * (2 * 2 * 2));
+  EXPECT_EQ(by_row("conv2d", {sized({2, 3, 9, 8}), sized({4, 3, 1, 1})}), 2 * (9 * 8) * 4 * 3);
+  // Groups of 2 channels each; of 1 each, depthwise.
+  EXPECT_EQ(by_row("conv2d", {sized({2, 4, 9, 9}), sized({6, 2, 3, 3}), {}, Sizes{1, 1}, Sizes{0, 0}, Sizes{2, 2}, 2}),
+            2 * (5 * 5) * 6 * 2 * (3 * 3));
+  EXPECT_EQ(by_row("conv2d", {sized({2, 4, 9, 9}), sized({4, 1, 3, 3}), {}, Sizes{1, 1}, Sizes{0, 0}, Sizes{1, 1}, 4}),
+            2 * (7 * 7) * 4 * (3 * 3));
+  // At each place of the input.
+  EXPECT_EQ(by_row("conv_transpose2d.input", {sized({2, 4, 5, 5}), sized({4, 3, 3, 3}), {}, Sizes{2, 2}}),
+            2 * (5 * 5) * 4 * 3 * (3 * 3));
+  EXPECT_EQ(by_row("conv_transpose1d", {sized({2, 4, 5}), sized({4, 3, 3}), {}, Sizes{2}, Sizes{0}, Sizes{1}, 2}),
+            2 * 5 * 4 * 3 * 3);
+}
+
 TEST(MultiplyAdds, OfAttentionAreTwoProductsForwardAndFiveBackward) {
   // B 2 samples, H 6 heads of queries over 3 of keys, S 5 queries, T 7 keys, D 4, V 8.
   const at::Tensor query = sized({2, 6, 5, 4}), key = sized({2, 3, 7, 4}), value = sized({2, 3, 7, 8});

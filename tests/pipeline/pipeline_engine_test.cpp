@@ -6,6 +6,8 @@
 
 #include "tests/pipeline/pipelines.h"
 #include "tests/support/error_of.h"
+#include "tests/support/temporary_folder.h"
+#include "trireme/base/file.h"
 #include "trireme/pipeline/layer_profile.h"
 
 namespace trireme {
@@ -49,6 +51,30 @@ INSTANTIATE_TEST_SUITE_P(Schedules, PipelineEngineBits,
                            std::erase_if(name, [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); });
                            return name;
                          });
+
+// Each of the six linear layers has 24 rows (4 micro-batches of 2 samples of 3 tokens) by 8 x 8 weights: 3072 FLOPs.
+TEST(PipelineEngineProfile, HasTheWorkOfEachStageAndTheBitsWithout) {
+  const TemporaryFolder folder;
+  Recipe recipe{.stages = 2, .steps = 3};
+  const Outcome plain = train_in_stages(recipe);
+  recipe.configure = [&](Config& config) {
+    config.flops_profiler = {.enabled = true, .output_file = (folder / "profile.txt").string()};
+  };
+  expect_same_bits(plain, train_in_stages(recipe));
+  const std::string text = posix_file_system().read(folder / "profile.txt");
+  const size_t first = text.find("FLOPs profile of stage 0 at step 1\n");
+  const size_t second = text.find("FLOPs profile of stage 1 at step 1\n");
+  ASSERT_LT(first, second) << text;
+  ASSERT_LT(second, text.size());
+  EXPECT_NE(text.substr(first, second).find("in all 4 micro-batches"), std::string::npos);
+  int linear_layers = 0;
+  for (size_t at = text.find("LinearImpl: 72 = "); at != std::string::npos;
+       at = text.find("LinearImpl: 72 = ", at + 1)) {
+    EXPECT_NE(text.substr(at, 60).find(", 3.07 kFLOP = "), std::string::npos) << text.substr(at, 60);
+    ++linear_layers;
+  }
+  EXPECT_EQ(linear_layers, 6) << text;
+}
 
 TEST(PipelineModuleParts, AreOfEqualCost) {
   std::vector<LayerSpec> layers(8, layer_of([](const at::Tensor& x) { return x; }));

@@ -1,6 +1,7 @@
 """The profiler of FLOPs: as many as torch.utils.flop_counter has, by module, plain and in an engine."""
 import contextlib
 import io
+import re
 import unittest
 
 import flops_counted
@@ -93,6 +94,23 @@ class Profiler(Case):
                 self.assertEqual(found["trireme"], found["torch"])
                 self.assertGreater(min(found["trireme"]), 0)
                 self.assertEqual(found["uncounted"], {})
+
+    def test_of_convolutions_in_every_form_has_as_many_as_torchs_counter(self):
+        for dims in (1, 2, 3):
+            plain, transposed = getattr(nn, f"Conv{dims}d"), getattr(nn, f"ConvTranspose{dims}d")
+            for name, kind, sizes, options in (
+                    ("plain", plain, (4, 6, 3), {"stride": 2, "padding": 1}), ("dilated", plain, (4, 6, 2), {"dilation": 2}),
+                    ("same", plain, (4, 6, 3), {"padding": "same"}), ("of width 1", plain, (4, 6, 1), {}),
+                    ("grouped", plain, (4, 6, 3), {"groups": 2}), ("depthwise", plain, (4, 8, 3), {"groups": 4}),
+                    ("transposed", transposed, (4, 6, 3), {"stride": 2, "output_padding": 1}),
+                    ("transposed in groups", transposed, (4, 6, 3), {"groups": 2})):
+                with self.subTest(name, dims=dims):
+                    model, x = kind(*sizes, **options), torch.randn(B, 4, *[5] * dims, requires_grad=True)
+                    found = flops_counted.compare(model, lambda model=model, x=x: model(x).sum())
+                    forward, backward = found["torch"]
+                    # torch's counter multiplies the gradient of the weight by the groups.
+                    self.assertEqual(backward, forward * (1 + options.get("groups", 1)))
+                    self.assertEqual(found["trireme"], (forward, 2 * forward))
 
     def test_of_a_grouped_convolution_has_those_of_its_groups(self):
         model, x = nn.Conv2d(4, 8, 3, groups=4), torch.randn(B, 4, 6, 6, requires_grad=True)
@@ -347,19 +365,41 @@ class OfAnEngine(Case):
         self.assertEqual(found[0], 2 * B * (4 * 4 + 4 * 4))
         self.assertEqual((found[1]["up_proj"][0], found[1]["down_proj"][0]), (2 * B * 16, 2 * B * 16))
 
-    def test_of_a_pipeline_is_refused_by_name(self):
-        text = self.on_ranks(2, """
-    import torch, trireme
+    def test_of_a_pipeline_are_those_of_each_stages_modules_and_their_sums(self):
+        text, plain, profiled = self.on_ranks(2, """
+    import pathlib, torch, trireme
+    from torch import nn
     from trireme.pipe import PipelineModule
-    module = PipelineModule([torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)], num_stages=2, loss_fn=torch.nn.MSELoss())
-    config = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "flops_profiler": {"enabled": True}}
-    try:
-        trireme.initialize(model=module, config=config)
-    except trireme.errors.UnsupportedError as error:
-        result = str(error)
+    def train(**section):
+        torch.manual_seed(1)
+        module = PipelineModule([nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)], num_stages=2, partition_method="type:Linear", loss_fn=nn.MSELoss())
+        engine, *_ = trireme.initialize(model=module, config={
+            "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3, "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+            "flops_profiler": section})
+        batches = iter([(torch.full((2, 4), 0.1 * n), torch.ones(2, 2)) for n in range(9)])
+        losses = [engine.train_batch(batches).item() for _ in range(3)]
+        assert engine.flops_profiler is None or not engine.flops_profiler.started
+        engine.destroy()
+        return losses
+    profiled = train(enabled=True, profile_step=1, output_file=folder + "/profile.txt")
+    result = [pathlib.Path(folder + "/profile.txt").read_text(), train(), profiled] if trireme.comm.get_rank() == 0 else train()
 """)
-        self.assertIn("`flops_profiler.enabled` = true is not there yet for PipelineEngine", text)
-
+        self.assertEqual(profiled, plain)
+        value = lambda name, part: re.search(rf"^{re.escape(name)}: +(.*)$", part, re.MULTILINE)[1]
+        whole, first, second = text.split("FLOPs profile of ")[1:]
+        self.assertTrue(whole.startswith("all 2 stages at step 1"))
+        self.assertTrue(first.startswith("stage 0 at step 1"))
+        self.assertTrue(second.startswith("stage 1 at step 1"))
+        samples, products = 3 * 2, (4 * 8, 8 * 2)
+        # The first stage's input needs no gradient.
+        for part, forward, backward, params in ((first, samples * products[0], samples * products[0], 40),
+                                                (second, samples * products[1], 2 * samples * products[1], 18),
+                                                (whole, samples * sum(products), samples * (products[0] + 2 * products[1]), 58)):
+            self.assertEqual(value("parameters of the model", part), params_to_string(params))
+            self.assertEqual(value("forward MACs", part), macs_to_string(forward))
+            self.assertEqual(value("backward FLOPs, recomputation included", part), number_to_string(2 * backward).rstrip())
+        self.assertIn("latency of train_batch():", whole)
+        self.assertRegex(first, r"\(\S+\) Linear: 40 ")
 
 class OfHuggingFace(Case):
     """Others: flops_profiler_slow_test.py."""

@@ -159,6 +159,23 @@ class Monitors(Case):
         text = (self.folder / "csv_monitor/train_bert/Train_Samples_train_loss.csv").read_text().splitlines()
         self.assertEqual([tuple(map(float, line.split(","))) for line in text[1:]], [(4, losses[0]), (8, losses[1])])
 
+    def test_times_of_a_step_are_events_under_deepspeeds_names(self):
+        times = self.on_ranks(2, _PROGRAM + """
+    engine, *_ = deepspeed.initialize(model=model(), config=config(wall_clock_breakdown=True, **files("csv_monitor")))
+    result = []
+    for _ in range(2):
+        steps(engine, 1)
+        result.append(engine.get_wall_clock_timers())
+""", as_deepspeed=True)
+        names = {"forward": "fwd", "backward": "bwd", "backward_inner": "bwd_inner", "backward_allreduce": "bwd_allreduce", "step": "step"}
+        for event, timer in names.items():
+            text = (self.folder / f"csv_monitor/train_bert/Train_Samples_elapsed_time_ms_{event}.csv").read_text().splitlines()
+            self.assertEqual(text[0], f"step,elapsed_time_ms_{event}")
+            found = [tuple(map(float, line.split(","))) for line in text[1:]]
+            self.assertEqual([x for x, _ in found], [4, 8])
+            for (_, ms), one in zip(found, times):
+                self.assertAlmostEqual(ms, one[timer], delta=1e-4 * one[timer])
+
     def test_wandb_and_comet_go_through_their_packages(self):
         self.write("wandb.py", _WANDB)
         self.write("comet_ml.py", _COMET)

@@ -80,6 +80,91 @@ class Observe(Case):
         self.assertEqual(list(times), ["fwd", "bwd", "bwd_inner", "bwd_allreduce", "step"])
         self.assertTrue([line for line in lines if line.startswith("configuration:") and '"gradient_accumulation_steps": 2' in line])
 
+    def test_two_engines_on_a_thread_have_their_own_times(self):
+        own, slow, windows = self.on_two("""
+        class Slow(torch.nn.Linear):
+            def forward(self, x):
+                time.sleep(0.2)
+                return super().forward(x)
+        engine = made(wall_clock_breakdown=True)
+        slow = deepspeed.initialize(model=Slow(8, 1), config={
+            "train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "SGD", "params": {"lr": 1e-3}}, "wall_clock_breakdown": True})[0]
+        x = torch.randn(4, 8)
+        for _ in range(2):
+            loss, other = engine(x).square().mean(), slow(x).square().mean()
+            engine.backward(loss)
+            slow.backward(other)
+            slow.step()
+            engine.step()
+        result = [engine.get_wall_clock_timers(), slow.get_wall_clock_timers(), len([line for line in told if "time (ms)" in line])]
+        """)
+        self.assertLess(own["fwd"], 150)
+        self.assertGreater(slow["fwd"], 199)
+        self.assertEqual(windows, 4)
+
+    def test_engines_timers_have_deepspeeds_names(self):
+        last, elapsed, again, mean, own, line, rates = self.on_two("""
+        from deepspeed.utils.timer import FORWARD_GLOBAL_TIMER, NoopTimer, SynchronizedWallClockTimer, ThroughputTimer
+        engine = made(wall_clock_breakdown=True, gradient_accumulation_steps=2)
+        assert isinstance(engine.timers, SynchronizedWallClockTimer) and isinstance(engine.tput_timer, ThroughputTimer)
+        trained(engine, 4)
+        last = engine.get_wall_clock_timers()
+        elapsed = {name: engine.timers(name).elapsed(reset=False) for name in last}
+        again = [engine.timers(FORWARD_GLOBAL_TIMER).elapsed(), engine.timers(FORWARD_GLOBAL_TIMER).elapsed()]
+        mean = engine.timers.get_mean(["fwd", "nothing"], reset=False)
+        timer = engine.timers("own")
+        for _ in range(2):
+            timer.start()
+            time.sleep(0.02)
+            timer.stop(record=True)
+        own = [timer.elapsed(reset=False), timer.mean()]
+        timer.start()
+        own.append(timer.elapsed() > own[0] and timer.started_)
+        timer.stop()
+        engine.timers.log(["own", "fwd", "nothing"], normalizer=2, ranks=[dist.get_rank()])
+        rates = [engine.tput_timer.global_step_count, engine.tput_timer.batch_size, engine.tput_timer.avg_samples_per_sec()]
+        noop = NoopTimer()
+        noop("a").start(); noop("a").stop(); noop.log(["a"])
+        assert noop("a").elapsed() == 0 and noop.get_timers() == {}
+        try:
+            timer.stop()
+        except trireme.errors.StateError as error:
+            rates.append(str(error))
+        result = [last, elapsed, again, mean, own, told[-1], rates]
+        """)
+        self.assertEqual(last, elapsed)
+        self.assertEqual(again, [last["fwd"], 0])
+        self.assertEqual(list(mean), ["fwd"])
+        self.assertGreater(mean["fwd"], 0)
+        self.assertGreaterEqual(own[0], 40)
+        self.assertAlmostEqual(own[1], own[0] / 2, places=6)
+        self.assertTrue(own[2])
+        self.assertRegex(line, r"^\[Rank 0\] time \(ms\) \| own: \d+\.\d\d \| fwd: 0\.00$")
+        self.assertEqual(rates[:2], [4, 16])
+        self.assertGreater(rates[2], 0)
+        self.assertIn("own timer is not started", rates[3])
+
+    def test_a_throughput_timer_leaves_out_the_first_steps(self):
+        rate, none, lines, counts = self.on_ranks(1, _START + textwrap.dedent("""
+        from deepspeed.utils.timer import ThroughputTimer, trim_mean
+        from deepspeed.utils.config import get_timers_config
+        lines = []
+        timer = ThroughputTimer(get_timers_config({}), batch_size=8, start_step=1, steps_per_output=2, logging_fn=lines.append)
+        none = timer.avg_samples_per_sec() == float("-inf")
+        for step in range(4):
+            for micro_batch in range(2):
+                timer.start()
+                time.sleep(0.25 if step == 0 else 0.01)
+                timer.stop(global_step=micro_batch == 1)
+        off = ThroughputTimer(get_timers_config({"timers": {"throughput": {"enabled": False}}}), 8)
+        off.start(); off.stop(global_step=True)
+        result = [timer.avg_samples_per_sec(), none, lines, [timer.micro_step_count, timer.global_step_count, off.global_step_count, trim_mean([9, 1, 2, 3, 0], 0.2)]]
+        """), as_deepspeed=True)
+        self.assertTrue(none)
+        self.assertTrue(50 < rate <= 400, rate)  # 8 samples in 20 ms at best; with the first step 8 in 140 ms
+        self.assertEqual([line.partition(",")[0] for line in lines], ["epoch=0/micro_step=4/global_step=2", "epoch=0/micro_step=8/global_step=4"])
+        self.assertEqual(counts, [8, 4, 0, 2])
+
     def test_the_log_counts_calls_of_the_engine_and_of_the_program(self):
         operations, of_unit, summary, after = self.on_two("""
         engine = made(comms_logger={"enabled": True}, zero_optimization={"stage": 3}, trireme={"gather": "copy"})
@@ -98,6 +183,9 @@ class Observe(Case):
         dist.all_reduce(ones)
         dist.broadcast(ones, 0)
         after = [dist.get_logged_comm_ops(), dist.get_comm_operation_count()]
+        dist.all_reduce(ones, log_name="broadcast")
+        dist.broadcast(ones, 0, log_name="weights")
+        after.append(dist.get_logged_comm_ops())
         dist.configure(enabled=False)
         dist.reset_log()
         dist.broadcast(ones, 0)
@@ -113,7 +201,36 @@ class Observe(Case):
         self.assertAlmostEqual(own["busbw_avg_gbps"], own["tput_avg_gbps"], places=6)  # 2 (n-1)/n of 2 ranks
         self.assertGreaterEqual(summary["straggler_analysis"]["all_reduce"]["4000"]["straggler_ms"], 0)
         self.assertEqual(summary["metadata"]["world_size"], 2)
-        self.assertEqual(after, [["broadcast"], 1, 0, 1])
+        self.assertEqual(after, [["broadcast"], 1, ["broadcast", "weights"], 0, 1])
+
+    def test_a_summary_does_not_count_itself(self):
+        first, second, operations = self.on_two("""
+        dist.init_distributed()
+        dist.configure(enabled=True)
+        dist.all_reduce(torch.ones(10))
+        first, second = (dist.log_summary(show_straggler=True, return_dict=True) for _ in range(2))
+        result = [first, second, dist.get_logged_comm_ops()]
+        """)
+        self.assertEqual(operations, ["all_reduce"])
+        for part in ("summary", "straggler_analysis"):
+            self.assertEqual(first[part], second[part])
+
+    def test_an_operation_that_there_is_not_is_refused_with_the_nearest(self):
+        of_key, of_call = self.on_two("""
+        dist.init_distributed()
+        def error_of(call):
+            try:
+                call()
+            except trireme.errors.ConfigError as error:
+                return str(error)
+        result = [error_of(lambda: made(comms_logger={"enabled": True, "prof_all": False, "prof_ops": ["allgather"]})),
+                  error_of(lambda: dist.configure(enabled=True, prof_all=False, prof_ops=["all_reduce", "recieve"]))]
+        assert not core.has_listeners()
+        """)
+        self.assertIn('`comms_logger.prof_ops` has "allgather", which is no operation', of_key)
+        self.assertIn("Did you mean `all_gather`?", of_key)
+        self.assertIn('`prof_ops` has "recieve", which is no operation', of_call)
+        self.assertIn('There are "all_reduce", "reduce_scatter"', of_call)
 
     def test_a_call_has_the_name_that_the_program_gives_it(self):
         counts, plain = self.on_two("""

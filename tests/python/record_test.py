@@ -93,6 +93,92 @@ class Record(Case):
     result = [engine.train_batch(batches).item() for _ in range(2)]
 """, as_deepspeed=True)
         self.assertEqual([line["loss"] for line in self.steps()], result)
+        self.assertEqual(self.lines()[0]["parameters"], 4 * 4 + 4 + 4 * 1 + 1)
+
+    def test_a_pipelines_parameters_are_those_of_all_stages_tied_ones_once(self):
+        self.on_ranks(2, """
+    import torch
+    import deepspeed
+    from deepspeed.pipe import PipelineModule, TiedLayerSpec
+    def head(module, x):
+        return x @ module.weight.T
+    layers = [TiedLayerSpec("words", torch.nn.Embedding, 7, 4), torch.nn.Linear(4, 4), TiedLayerSpec("words", torch.nn.Embedding, 7, 4, forward_fn=head)]
+    net = PipelineModule(layers, num_stages=2, loss_fn=lambda out, y: torch.nn.functional.cross_entropy(out, y))
+    engine, *_ = deepspeed.initialize(model=net, config={
+        "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}, "trireme": {"record": f"{folder}/run"},
+        "optimizer": {"type": "SGD", "params": {"lr": 0.125}}})
+    ids = torch.tensor([1, 2])
+    result = engine.train_batch(iter([(ids, ids)])).item()
+""", as_deepspeed=True)
+        self.assertEqual(self.lines()[0]["parameters"], 7 * 4 + 4 * 4 + 4)
+
+    def test_fsdp_and_smp_programs_have_the_record_that_the_variable_asks_for(self):
+        variable = {"TRIREME_RECORD": str(self.folder / "run")}
+        self.on_ranks(2, """
+    import torch
+    from trireme.fsdp import fully_shard
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    result = None
+""", environment=variable)
+        self.assertEqual([(line["step"], line["lr"]) for line in self.steps()], [(1, 0.25), (2, 0.25), (3, 0.25)])
+        self.assertEqual((self.lines()[0]["parameters"], self.lines()[-1]["event"]), (4 * 8 + 8 + 8 * 2 + 2, "end"))
+        self.on_ranks(2, """
+    import torch
+    import trireme.smp as smp
+    smp.init({"pipeline_parallel_degree": 2, "microbatches": 2})
+    model = smp.DistributedModel(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)))
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    @smp.step
+    def train_step(x):
+        loss = model(x).sum()
+        model.backward(loss)
+        return loss
+    for _ in range(2):
+        optimizer.zero_grad()
+        train_step(torch.ones(4, 4))
+        optimizer.step()
+    result = None
+""", environment=variable)
+        self.assertEqual([(line["step"], line["lr"]) for line in self.steps()], [(1, 0.5), (2, 0.5)])
+        self.assertEqual(self.lines()[0]["parameters"], 4 * 8 + 8 + 8 * 2 + 2)
+        self.assertTrue((self.folder / "run/metrics.before.jsonl").exists())  # FSDP's
+
+    def test_the_key_overrides_the_variable_and_engines_beside_each_other_have_folders_of_their_own(self):
+        self.on_ranks(2, _PROGRAM + """
+    named, *_ = deepspeed.initialize(model=torch.nn.Embedding(7, 4), config=config(trireme={"record": f"{folder}/named"}))
+    first, *_ = deepspeed.initialize(model=model, config=config(trireme={}))
+    second, *_ = deepspeed.initialize(model=torch.nn.Embedding(7, 2), config=config(trireme={}))
+    for engine in (named, first, second):
+        steps(engine, 1)
+    result = None
+""", as_deepspeed=True, environment={"TRIREME_RECORD": str(self.folder / "variable")})
+        found = {folder: self.lines(folder)[0]["parameters"] for folder in ("named", "variable", "variable/2")}
+        self.assertEqual(found, {"named": 28, "variable": 28, "variable/2": 14})
+
+    def test_two_names_of_one_folder_are_told_apart_from_two_folders(self):
+        result = self.on_ranks(2, _PROGRAM + """
+    import os
+    os.makedirs(f"{folder}/run", exist_ok=True)
+    if os.environ["RANK"] == "0":
+        os.symlink("run", f"{folder}/link")
+    first, *_ = deepspeed.initialize(model=model, config=config())
+    try:
+        deepspeed.initialize(model=torch.nn.Embedding(7, 4), config=config(trireme={"record": f"{folder}/link"}))
+        result = None
+    except Exception as error:
+        result = f"{type(error).__name__}: {error}"
+    first.destroy()
+    other, *_ = deepspeed.initialize(model=torch.nn.Embedding(7, 4), config=config(trireme={"record": f"{folder}/link/../link"}))
+    steps(other, 1)
+""", as_deepspeed=True)
+        self.assertIn("where another engine of this process writes its record", result)
+        self.assertEqual(len(self.steps()), 1)
 
     def test_a_folder_that_is_removed_meanwhile_is_warned_of_when_the_program_ends(self):
         program = textwrap.dedent(_PROGRAM + """

@@ -17,11 +17,14 @@ import torch, deepspeed
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 37), torch.nn.Linear(37, 3))
 engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config={
-    "train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 3}, "trireme": {"gather": "copy"}})
+    "train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 3},
+    "trireme": {"gather": "copy", "record": sys.argv[1] + ".record"}})
 while not pathlib.Path(sys.argv[1]).exists():
     engine.backward(engine(torch.randn(4, 8)).square().mean())
     engine.step()
     pathlib.Path(sys.argv[1] + f".{engine.global_rank}").touch()
+    while engine.global_rank == 0 and pathlib.Path(sys.argv[1] + ".hold").exists():
+        time.sleep(0.3)
     time.sleep(0.01)
 """
 _ROW = re.compile(r"^ *(\d+) +(\d+) +(\d+|–) +([\d.e+-]+|–) +[\d.]+ [kMG]B +(.*)$", re.MULTILINE)
@@ -47,6 +50,7 @@ class Top(Case):
             while not end.with_name(f"{end.name}.{rank}").exists():
                 self.assertLess(time.monotonic(), until, "the job does not train")
                 time.sleep(0.05)
+        self.end = end
         return process
 
     def rows(self, text):
@@ -91,6 +95,25 @@ class Top(Case):
         before = int(self.rows(run([PROGRAM, "top", job.pid])[1])[2][1])
         time.sleep(0.5)
         self.assertGreater(int(self.rows(run([PROGRAM, "top", job.pid])[1])[2][1]), before)
+
+    def test_a_run_is_named_by_the_folder_of_its_record_and_a_rank_that_sleeps_outside_the_engine_is_told(self):
+        self.job(2)
+        record = self.end.with_name(self.end.name + ".record")
+        link = self.folder / "link"
+        link.symlink_to(record)
+        for name in (record, link):
+            self.assertEqual(list(self.rows(run([PROGRAM, "top", name])[1])), [0, 1])
+        self.assertIn(f"writes to {record}", run([PROGRAM, "top", "nothing"])[2])
+        hold = self.end.with_name(self.end.name + ".hold")
+        hold.touch()
+        until = time.monotonic() + 30
+        while True:
+            rows = self.rows(run([PROGRAM, "top", record])[1])
+            if found := re.fullmatch(r"sleeps, outside the engine since (\d+\.\d) s", rows[0][3]):
+                break
+            self.assertLess(time.monotonic(), until, rows)
+        self.assertGreaterEqual(float(found[1]), 0.2)
+        hold.unlink()
 
     def test_a_job_that_is_not_there_is_told_with_those_that_are(self):
         job = self.job(1)

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 namespace trireme {
@@ -23,13 +24,15 @@ struct Notice {
   using Clock = std::chrono::steady_clock;
 
   Kind kind = Kind::kCall;
-  std::string_view name = {};     ///< of the method, the operation, the instruction
-  std::string_view subject = {};  ///< what a group's call is about, e.g. a unit; empty: not said
-  std::string_view caller = {};   ///< the method that a group's call is a part of; empty: none
-  std::string_view group = {};    ///< of a group's call
-  int group_size = 0;             ///< ranks of that group
-  int64_t bytes = 0;              ///< of a group's call: of the whole tensor that is reduced, gathered or sent
-  int64_t number = 0;             ///< of a window: see kWindow; of a group's call: its sequence number
+  std::string_view name = {};       ///< of the method, the operation, the instruction
+  std::string_view operation = {};  ///< of a call that the program has named: what it does; empty: `name` says it
+  std::string_view subject = {};    ///< what a group's call is about, e.g. a unit; empty: not said
+  std::string_view caller = {};     ///< the method that a group's call is a part of; empty: none
+  std::string_view group = {};      ///< of a group's call
+  int group_size = 0;               ///< ranks of that group
+  int64_t bytes = 0;                ///< of a group's call: of the whole tensor that is reduced, gathered or sent
+  const void* of = nullptr;         ///< of a method: the Pager of its model; null: of no single one
+  int64_t number = 0;               ///< of a window: see kWindow; of a group's call: its sequence number
   /// In the world; -1: that of the thread.
   int rank = -1;
   Clock::time_point begin = {};
@@ -47,7 +50,12 @@ class NoticeListener {
 
 namespace notices {
 extern std::atomic<int> listeners;
+void begin_method() noexcept;
+void end_method() noexcept;
 }  // namespace notices
+
+/// The end of this process's last method of an engine, while none runs; nothing: one runs, or none has ever.
+std::optional<Notice::Clock::time_point> outside_since() noexcept;
 
 /// Whether anybody listens: one load, for those who would have to measure.
 inline bool has_listeners() noexcept { return notices::listeners.load(std::memory_order_relaxed) > 0; }
@@ -71,11 +79,15 @@ class [[nodiscard]] Listening {
 /// Tells what lies between its construction and its destruction, if somebody listened at its beginning.
 class [[nodiscard]] NoticeScope {
  public:
-  NoticeScope(Notice::Kind kind, std::string_view name) noexcept : kind_(kind), name_(name) {
+  /// `of` as Notice::of.
+  NoticeScope(Notice::Kind kind, std::string_view name, const void* of = nullptr) noexcept
+      : kind_(kind), name_(name), of_(of) {
+    if (kind_ == Notice::Kind::kCall) notices::begin_method();
     if (has_listeners()) begin_ = Notice::Clock::now();
   }
   ~NoticeScope() {
     if (begin_ != Notice::Clock::time_point{}) tell_end();
+    if (kind_ == Notice::Kind::kCall) notices::end_method();
   }
   NoticeScope(const NoticeScope&) = delete;
   NoticeScope& operator=(const NoticeScope&) = delete;
@@ -85,6 +97,7 @@ class [[nodiscard]] NoticeScope {
 
   const Notice::Kind kind_;
   const std::string_view name_;
+  const void* const of_;
   Notice::Clock::time_point begin_ = {};
 };
 

@@ -11,10 +11,10 @@ namespace trireme {
 
 /// While one lives, the collectives of this thread are named as a part of `name` in errors and in the flight record:
 /// "all_reduce #12 (…) in save_checkpoint". Where scopes are nested, the outermost one counts, and is told as a Notice.
-/// A name has at most 23 characters.
+/// A name has at most 23 characters. `of` as Notice::of.
 class [[nodiscard]] CallerScope {
  public:
-  explicit CallerScope(const char* name) noexcept;
+  explicit CallerScope(const char* name, const void* of = nullptr) noexcept;
   ~CallerScope();
   CallerScope(const CallerScope&) = delete;
   CallerScope& operator=(const CallerScope&) = delete;

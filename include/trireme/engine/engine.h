@@ -14,10 +14,10 @@ class Engine : public EngineBase {
   /// As Training's. Collective.
   /// Throws    before the module is changed: ConfigError and IoError as read_config; as Training's.
   Engine(Group& group, torch::nn::Module& module, const InitializeOptions& options = {})
-      : EngineBase(group, module, options) {}
+      : EngineBase(group, module, with_profile(options)) {}
   /// The same along the axes of a grid, as Training's. Collective over the world.
   Engine(const Grid& grid, torch::nn::Module& module, const InitializeOptions& options = {})
-      : EngineBase(grid, module, options) {}
+      : EngineBase(grid, module, with_profile(options)) {}
 
   /// Opens a forward of the module, for a caller that calls the module itself.
   /// Throws    StateError: at ZeRO stage 3 with gather="copy", in another thread than the engine's.

@@ -144,11 +144,11 @@ class EngineBase {
  protected:
   EngineBase(Group& group, torch::nn::Module& module, const InitializeOptions& options)
       : training_(group, module, events_.opening(options)) {
-    events_.follow(training_);
+    events_.follow(training_, module);
   }
   EngineBase(const Grid& grid, torch::nn::Module& module, const InitializeOptions& options)
       : training_(grid, module, events_.opening(options)) {
-    events_.follow(training_);
+    events_.follow(training_, module);
   }
 
   Training& training() { return training_; }

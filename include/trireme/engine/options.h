@@ -11,6 +11,12 @@ namespace trireme {
 /// As DeepSpeed's call is named.
 using InitializeOptions = TrainingOptions;
 
+/// Options of an engine that tells RunEvents where its passes begin and end, so that it counts their FLOPs.
+inline InitializeOptions with_profile(InitializeOptions options) {
+  options.engine_counts_flops = true;
+  return options;
+}
+
 /// Options of backward().
 struct BackwardOptions {
   bool retain_graph = false;  ///< another backward goes through the same graph

@@ -13,15 +13,21 @@
 #include "trireme/engine/options.h"
 #include "trireme/observe/monitors.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace trireme {
 
+class StepProfile;
 class StepRecord;
 class Training;
 struct SavedCheckpoint;
 
 /// Tells monitors of each step: `Train/Samples/train_loss`, the mean of rank 0's losses of the window; `…/lr`, the rate
-/// of the next step in the first parameter group; in fp16 `…/loss_scale`; and writes the record that `trireme.record`
-/// asks for. Only rank 0 has monitors and record. Where none is switched on, nothing here costs anything.
+/// of the next step in the first parameter group; in fp16 `…/loss_scale`; with wall_clock_breakdown
+/// `…/elapsed_time_ms_forward` and its kin; and writes the record that `trireme.record` asks for. Only rank 0 has
+/// monitors and record. Where none is switched on, nothing here costs anything.
 class RunEvents {
  public:
   RunEvents();
@@ -47,15 +53,18 @@ class RunEvents {
   /// `options`, with which the monitors of the configuration are opened before the module is changed; ConfigError where
   /// they need Python, IoError where a folder cannot be written, both on every rank.
   InitializeOptions opening(InitializeOptions options);
-  /// `training` outlives the last tell() and take().
-  void follow(Training& training);
+  /// Both outlive the last tell() and take().
+  void follow(Training& training, const torch::nn::Module& module);
+  /// A forward, or a schedule of passes, begins; those of a window are over.
+  void begin_passes();
+  void end_passes();
   /// A step begins.
   void begin_step();
   /// Adds the loss of a backward pass, in the weight that it has in the window's mean. Waits for no device.
   void add_loss(const at::Tensor& weighted_loss);
   /// Forgets the window's losses.
   void drop() { loss_.reset(); }
-  /// Tells the monitors of the step that has just ended, and writes its line.
+  /// Tells the monitors of the step that has just ended, and writes its line, and the report of its FLOPs.
   void tell();
   void note_checkpoint(const SavedCheckpoint& saved);
   /// Ends the record; the report tells of another `reason` than "finished".
@@ -71,6 +80,8 @@ class RunEvents {
   double lr_ = 0;           ///< of the step that runs, in the first parameter group
   std::unique_ptr<StepRecord> record_;
   std::function<void()> write_line_;  ///< of the record, as a monitor's is
+  bool counts_flops_ = false;
+  std::unique_ptr<StepProfile> profile_;
   Training* training_ = nullptr;
 };
 

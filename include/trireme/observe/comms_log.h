@@ -30,6 +30,13 @@ struct CommsLogEntry {
   double bus_gbps() const;
 };
 
+/// Throws    ConfigError: a name of `prof_ops` is no operation, so that nothing would be counted for it; `key` names
+///           it.
+void check_operations(const CommsLoggerOptions& options, const std::string& key);
+
+/// The method by which ranks compare their logs (CallerScope): calls inside of it are not counted.
+inline constexpr const char* kLogSummary = "log_summary";
+
 /// Any thread.
 class CommsLog final : public NoticeListener {
  public:

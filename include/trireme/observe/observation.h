@@ -29,6 +29,10 @@ class Observation {
   Observation(const Observation&) = delete;
   Observation& operator=(const Observation&) = delete;
 
+  /// The model whose methods step_times() are of, as StepTimers::follow().
+  void follow(const void* model) {
+    if (timers_) timers_->follow(model);
+  }
   /// With wall_clock_breakdown, of the last window; nothing before one has ended.
   std::optional<StepTimes> step_times() const { return timers_ ? timers_->last() : std::nullopt; }
   /// Null: none is asked for.

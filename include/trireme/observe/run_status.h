@@ -41,6 +41,9 @@ struct RankNow {
   double seconds_since_step = 0;    ///< or since the training was made
   int64_t device_bytes = 0;         ///< of libtorch's allocator
   std::vector<CallNow> calls = {};  ///< under way
+  /// Since the last method of an engine ended; nothing: one runs.
+  std::optional<double> seconds_outside = {};
+  std::string record = {};  ///< the folder of the run's record; empty: there is none
   bool operator==(const RankNow&) const = default;
 };
 

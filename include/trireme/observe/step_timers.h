@@ -26,12 +26,14 @@ struct StepTimes {
 /// "time (ms) | fwd: 12.30 | bwd: 24.51 | bwd_inner: 20.10 | bwd_allreduce: 4.41 | step: 8.02", as DeepSpeed has it.
 std::string to_text(const StepTimes& times);
 
-/// Hears the thread that made it. Calls `ended` on it after each window.
+/// Hears the thread that made it, of the methods of one model. Calls `ended` on it after each window.
 class StepTimers final : public NoticeListener {
  public:
   using Ended = std::function<void(const StepTimes&)>;
   explicit StepTimers(Ended ended) : ended_(std::move(ended)) {}
 
+  /// From here on only methods of `model` (Notice::of) count, and those of no single one. Before the first method.
+  void follow(const void* model) { model_ = model; }
   void hear(const Notice& notice) noexcept override;
   /// The times of the last window that ended; nothing before that.
   std::optional<StepTimes> last() const;
@@ -41,8 +43,10 @@ class StepTimers final : public NoticeListener {
 
   const std::thread::id thread_ = std::this_thread::get_id();
   const Ended ended_;
-  StepTimes window_;  // of thread_ alone
-  bool has_ended_ = false;
+  // Members of thread_ alone:
+  const void* model_ = nullptr;
+  StepTimes window_;
+  StepTimes inside_;  // of the method that runs, whose model is told at its end
   mutable std::mutex mutex_;
   std::optional<StepTimes> last_;  // guarded by mutex_
 };

@@ -69,7 +69,10 @@ struct Row {
   c10::SmallVector<TensorFactors, 2> results;    ///< by tensor among the results
   std::vector<PiecedFactor> pieces;
   uint64_t unread = 0;  ///< bit i: of argument i the call takes a dtype, a device or sizes, and no element
-  int term = -1;        ///< the argument that is added once, behind a sum (a bias); -1: none
+  /// Bit i: factor i follows from others, since a window moves along it: the input's places of a convolution, which the
+  /// result's and the weight's name; of a transposed one the result's.
+  uint64_t windowed = 0;
+  int term = -1;  ///< the argument that is added once, behind a sum (a bias); -1: none
 
   /// A new factor.
   uint8_t add(int64_t size, FactorKind kind = FactorKind::kEach);

@@ -49,7 +49,9 @@ class PipelineEngine : private detail::PipelineStage, public EngineBase {
   at::Tensor train_batch(const MicroBatches& data) {
     require_optimizer("train_batch");
     events().begin_step();
+    events().begin_passes();
     const at::Tensor loss = runner_.train_batch(data);
+    events().end_passes();
     events().drop();
     events().add_loss(loss);
     events().tell();

@@ -20,9 +20,13 @@ class ForwardChecks;
 /// While it lives, autocast is as configured; input() casts inputs to the weights' dtype under fp16.auto_cast.
 class [[nodiscard]] ForwardScope {
  public:
-  /// `checks` outlives this. `micro_batch`: samples that inputs should have.
-  ForwardScope(ForwardChecks& checks, int64_t micro_batch, const PrecisionOptions& precision, at::DeviceType device)
-      : checks_(checks), micro_batch_(micro_batch), autocast_(precision.autocast, device) {
+  /// `checks` outlives this. `micro_batch`: samples that inputs should have. `model` as Notice::of.
+  ForwardScope(ForwardChecks& checks, int64_t micro_batch, const PrecisionOptions& precision, at::DeviceType device,
+               const void* model)
+      : notice_(Notice::Kind::kCall, "forward", model),
+        checks_(checks),
+        micro_batch_(micro_batch),
+        autocast_(precision.autocast, device) {
     if (precision.casts_inputs) input_dtype_ = precision.weight_dtype;
   }
 
@@ -44,7 +48,7 @@ class [[nodiscard]] ForwardScope {
   void explain(const std::string& problem, const std::vector<at::ScalarType>& inputs) const;
 
  private:
-  const NoticeScope notice_{Notice::Kind::kCall, "forward"};
+  const NoticeScope notice_;
   ForwardChecks& checks_;
   int64_t micro_batch_;
   AutocastScope autocast_;

@@ -72,12 +72,15 @@ struct TrainingOptions {
   bool takes_events = false;
   /// The module is a stage's part of an unmodified model, over which a step function runs (StepEngine).
   bool has_ownership = false;
-  /// The caller writes the report that Config::flops_profiler asks for; others refuse it.
+  /// The caller writes a record of the run: TRIREME_RECORD asks for no other one.
+  bool has_record = false;
+  /// The caller writes the report that Config::flops_profiler asks for, or the engine does; others refuse it.
   bool has_flops_profiler = false;
+  bool engine_counts_flops = false;
 };
 
-/// The configuration of `options` over `world_size` ranks; a Config is refused for the same reasons as a file. Throws
-/// ConfigError and IoError as read_config().
+/// The configuration of `options` over `world_size` ranks, with TRIREME_RECORD where no key says that; a Config is
+/// refused for the same reasons as a file. Throws ConfigError and IoError as read_config().
 Config resolved_config(const TrainingOptions& options, int world_size);
 
 /// Options of Training::save().

@@ -74,6 +74,9 @@ class Training {
   const TrainingGroups& groups() const { return groups_; }
   /// The cut of layers over the axis "tensor"; null: layers are not cut.
   const PartitionPlan* partition() const { return partition_ ? &*partition_ : nullptr; }
+  /// The elements of the whole model's parameters, over all stages, tied ones once; 0 where the program has cut layers
+  /// itself, whose wholes it alone knows.
+  int64_t parameter_count() const { return parameter_count_; }
   Pager& pager() const;  ///< throws StateError after destroy()
   /// The object that runs backward passes and steps, with their counters.
   TrainStep& step() const { return *step_; }
@@ -145,8 +148,9 @@ class Training {
   std::optional<PartitionPlan> partition_;       ///< nothing: layers are not cut by rules
   std::optional<PartitionPlan> program_slices_;  ///< nothing: the program has cut no layers
   std::vector<NamedParameter> slices_;           ///< the module's parameters, where layers are cut
-  size_t first_parameter_ = 0;                   ///< in the list of the whole model's
-  std::map<std::string, std::string> aliases_;   ///< other name of a tied parameter -> the name it is managed under
+  int64_t parameter_count_ = 0;
+  size_t first_parameter_ = 0;                  ///< in the list of the whole model's
+  std::map<std::string, std::string> aliases_;  ///< other name of a tied parameter -> the name it is managed under
   std::unique_ptr<Buffers> buffers_;
   std::unique_ptr<Pager> pager_;  ///< null after destroy()
   std::unique_ptr<TrainStep> step_;

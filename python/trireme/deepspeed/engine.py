@@ -19,7 +19,8 @@ from .optimizer_kinds import engine_optimizer
 from .profiling.flops_profiler import step_profile
 from .runtime import lr_schedules
 from .settings import EngineSettings
-from .utils import groups as groups_of_ranks
+from .utils import groups as groups_of_ranks, timer
+from .utils.config import DeepSpeedThroughputTimerConfig
 from .utils.leaf_modules import set_z3_leaf_module
 
 
@@ -33,6 +34,7 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
 
     _topology = None  # of a pipeline
     _reports_flops = True
+    _attach_profile = step_profile.attach
     flops_profiler = None  # a FlopsProfiler, where the configuration's section is on
 
     def __init__(self, model, config, *, mpu=None, **options):
@@ -47,11 +49,31 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
             set_z3_leaf_module(model.get_submodule(name), True)
         groups_of_ranks.set_degrees(self._sequence_size, self.mp_world_size, self._topology)
         self.training_dataloader = None
+        self.timers = timer.SynchronizedWallClockTimer()
+        # The host's time: a step waits for no device.
+        self.tput_timer = timer.ThroughputTimer(DeepSpeedThroughputTimerConfig(synchronized=False), self.train_batch_size())
         if self.flops_profiler_enabled():
-            step_profile.attach(self)
+            self._attach_profile()
+
+    def forward(self, *inputs, **kwargs):
+        """The module's forward(), under autocast and with cast inputs where the configuration says so."""
+        if self.training:
+            self.tput_timer.start()
+        return super().forward(*inputs, **kwargs)
+
+    def step(self, lr_kwargs=None):
+        """At the end of an accumulation window updates the weights and advances the schedule; before it only counts.
+        Collective. Waits for no device, unless the program's own scheduler must know whether the step was applied."""
+        super().step(lr_kwargs)
+        self.tput_timer.stop()  # of a micro-batch within a window
 
     def _follow_step(self, applied, lr_kwargs=None):
         super()._follow_step(applied, lr_kwargs)
+        self.tput_timer.batch_size = self.train_batch_size()
+        self.tput_timer.stop(global_step=True)
+        if self._resolved["wall_clock_breakdown"]:
+            for name, ms in self.get_wall_clock_timers().items():
+                self.timers(name).add(ms)
         if self.monitor.enabled:
             monitors.tell_of_step(self)
 

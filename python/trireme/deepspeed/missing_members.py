@@ -8,8 +8,8 @@ says so.
 # Advice, and the members that it is for.
 _INSTEAD = {
     "engine.backward() returns the loss, and engine.monitor is told of it": "losses",
-    "time the calls in the program, for example by torch.profiler": """
-        timers tput_timer engine_timers engine_timers_cache fwd_duration print_forward_breakdown""",
+    "engine.timers has the times of a window where wall_clock_breakdown is on, and engine.tput_timer samples per second": """
+        engine_timers engine_timers_cache fwd_duration print_forward_breakdown""",
     "engine.flops_profiler counts them where the configuration's section flops_profiler is on": "flops",
     "there is no autotuning": "autotuning_metric_path autotuning_model_info autotuning_model_info_path",
     "read the key in engine.config, which is as it was given, or in engine.resolved_config, where every option is spelled out": """

@@ -31,7 +31,7 @@ def _rank():
 def configure(deepspeed_config=None, enabled=None, prof_all=None, prof_ops=None, verbose=None, debug=None):
     """Switches the log on or off, by the section `comms_logger` of a DeepSpeedConfig, and by what is given beside it.
 
-    Raises  ConfigError: `prof_ops` is no list of names of operations.
+    Raises  ConfigError: `prof_ops` is no list of names of operations; the configuration is not changed.
     """
     # pylint: disable=too-many-arguments
     options = dict(_OPTIONS)
@@ -71,7 +71,7 @@ def counted(name):
         seconds = time.perf_counter() - begin
         ranks = dist.get_world_size(given.get("group"))
         size = 0 if place is None else _bytes_of([*given.values()][place]) * (ranks if is_part else 1)
-        core.tell_collective(_rank(), log_name, size, ranks, seconds)
+        core.tell_collective(_rank(), (name, log_name), size, ranks, seconds)
         return result
 
     return call
@@ -85,9 +85,12 @@ def _summary(rows):
 
 
 def _stragglers(rows):
-    """By operation and size: how much longer this rank's calls took than the rank's that took least. Collective."""
+    """By operation and size: how much longer this rank's calls took than the rank's that took least.
+
+    Collective; the log counts nothing of it, by its caller's name.
+    """
     own = {json.dumps([name, size, ranks]): seconds for name, size, ranks, _, seconds, *_ in rows}
-    of_ranks = [json.loads(text) for text in world().gather(json.dumps(own))]
+    of_ranks = [json.loads(text) for text in world().gather(json.dumps(own), caller="log_summary")]
     lines = {}
     for name, size, ranks, count, seconds, *_ in rows:
         least = min(of_rank.get(json.dumps([name, size, ranks]), seconds) for of_rank in of_ranks)

@@ -29,7 +29,7 @@ class FlopsProfiler:
         """`recompute_fwd_factor` is not read: what backward computes again is counted."""
         self.model, self.ds_engine, self.recompute_fwd_factor = model, ds_engine, recompute_fwd_factor
         self.started = False
-        self.backward_seconds = self.step_seconds = None  # who times them says so
+        self.backward_seconds = self.step_seconds = self.batch_seconds = None  # who times them says so
         self._work = None
         self._tree = None
 
@@ -64,7 +64,7 @@ class FlopsProfiler:
         """Stops, and forgets everything."""
         self.stop_profile()
         self._work = self._tree = None
-        self.backward_seconds = self.step_seconds = None
+        self.backward_seconds = self.step_seconds = self.batch_seconds = None
         self.started = False
 
     # --- numbers -----------------------------------------------------------------------------------------------------
@@ -126,30 +126,42 @@ class FlopsProfiler:
         top_modules   classes that are named at each depth.
         output_file   is written anew; None: standard output.
         """
+        write(self.lines(profile_step, module_depth, top_modules, detailed), output_file)
+
+    def lines(self, profile_step=1, module_depth=-1, top_modules=1, detailed=True):
+        """The lines that print_model_profile() prints."""
         root, numbers = self.tree()
         lines = report.summary(numbers[root], self._run(), profile_step, self._work.uncounted)
         lines += report.aggregated(root, numbers, module_depth, top_modules)
-        if detailed:
-            lines += report.detailed(root, numbers)
-        _write(lines, output_file)
+        return lines + report.detailed(root, numbers) if detailed else lines
+
+    def sums(self):
+        """[parameters that no other stage has, multiply-adds forward, backward, computed again] of this rank."""
+        total = self._total()
+        own = sum(parameter.numel() for parameter in self.model.parameters() if not hasattr(parameter, "tied_owner"))
+        return [own, total.forward, total.backward, total.recomputed]
 
     def print_model_aggregated_profile(self, module_depth=-1, top_modules=1):
         """Prints the classes of modules with most parameters, MACs and latency."""
-        _write(report.aggregated(*self.tree(), module_depth, top_modules), None)
+        write(report.aggregated(*self.tree(), module_depth, top_modules), None)
 
     def _run(self):
         engine = self.ds_engine
         if engine is None:
             return report.Run(backward_seconds=self.backward_seconds, step_seconds=self.step_seconds)
-        return report.Run(engine.world_size, engine.dp_world_size, engine.mp_world_size, engine.train_micro_batch_size_per_gpu(), self.backward_seconds,
-                          self.step_seconds)
+        run = report.Run(engine.world_size, engine.dp_world_size, engine.mp_world_size, engine.train_micro_batch_size_per_gpu(), self.backward_seconds,
+                         self.step_seconds)
+        if self.batch_seconds is not None:
+            run.stage, run.micro_batches, run.batch_seconds = engine.stage_id, engine.gradient_accumulation_steps(), self.batch_seconds
+        return run
 
 
 def _is_compiled(module):
     return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")  # pylint: disable=protected-access
 
 
-def _write(lines, path):
+def write(lines, path):
+    """Prints lines, or writes them into a new file at `path`."""
     text = "\n".join(lines) + "\n"
     if path is None:
         sys.stdout.write(text)

@@ -15,6 +15,9 @@ class Run:
     samples: int | None = None  # of a micro-batch
     backward_seconds: float | None = None
     step_seconds: float | None = None
+    stage: int | None = None  # of a pipeline, whose next two are there, too
+    micro_batches: int = 1
+    batch_seconds: float | None = None
 
 
 def rate(multiply_adds, seconds):
@@ -50,14 +53,30 @@ def summary(numbers, run, step, uncounted):
             rows += [("optimizer step latency", duration_to_string(run.step_seconds)), ("latency of all three", duration_to_string(whole))]
             if run.samples is not None and whole:
                 rows.append(("samples per second, all ranks", f"{run.samples * run.data_ranks / whole:.2f}"))
-    lines = [_title(f"FLOPs profile at step {step}"),
-             "Of this rank's operators in one micro-batch. MACs are the multiply-adds of matrix products, convolutions",
+    if run.batch_seconds is not None:
+        rows += [("micro-batches of the step", run.micro_batches), ("latency of train_batch()", duration_to_string(run.batch_seconds)),
+                 ("forward and backward FLOPS over that, waits included", rate(forward + backward, run.batch_seconds)),
+                 ("samples per second, all ranks", f"{run.samples * run.micro_batches * run.data_ranks / run.batch_seconds:.2f}")]
+    what = "in one micro-batch" if run.stage is None else f"in all {run.micro_batches} micro-batches"
+    title = f"FLOPs profile at step {step}" if run.stage is None else f"FLOPs profile of stage {run.stage} at step {step}"
+    lines = [_title(title), f"Of this rank's operators {what}. MACs are the multiply-adds of matrix products, convolutions",
              "and attention; nothing else is counted. Latencies include the counting.", ""]
     lines += [f"{name + ':':<60}{value}".rstrip() for name, value in rows]
     if uncounted:
         names = ", ".join(f"{name} ({calls})" for name, calls in sorted(uncounted.items()))
         lines += ["", f"NOT COUNTED, since nothing tells how many multiply-adds they have (calls): {names}"]
     return lines
+
+
+def of_stages(sums, step, seconds):
+    """Lines of a whole pipeline. `sums`: FlopsProfiler.sums() of each stage; `seconds` of train_batch()."""
+    params, forward, backward, recomputed = (sum(column) for column in zip(*sums))
+    rows = [("parameters of the model", params_to_string(params)), ("forward MACs", macs_to_string(forward)),
+            ("forward FLOPs = 2 * MACs", number_to_string(2 * forward)),
+            ("backward FLOPs, recomputation included", number_to_string(2 * (backward + recomputed))),
+            ("latency of train_batch()", duration_to_string(seconds)), ("FLOPS of all stages", rate(forward + backward + recomputed, seconds))]
+    return [_title(f"FLOPs profile of all {len(sums)} stages at step {step}"), "Of one pipeline's ranks, in all micro-batches of the step.", "",
+            *(f"{name + ':':<60}{value}".rstrip() for name, value in rows)]
 
 
 def _by_class(places, numbers):

@@ -12,6 +12,7 @@ from ....watch import ended
 from ... import autotp, checkpointing
 from ...engine import DeepSpeedEngine
 from ...missing import names_of
+from ...profiling.flops_profiler import step_profile
 from ...utils.programs import RepeatingLoader
 from .module import PipelineModule, sum_over
 from .schedule import PipeSchedule
@@ -38,7 +39,7 @@ class PipelineEngine(DeepSpeedEngine):
 
     # pylint: disable=abstract-method
 
-    _reports_flops = False  # micro-batches of several stages run between each other
+    _attach_profile = step_profile.attach_to_pipeline
 
     def __init__(self, model, config, **options):
         self._losses = []  # by micro-batch, of an evaluation
@@ -169,6 +170,7 @@ class PipelineEngine(DeepSpeedEngine):
         self.module.train()
         self._additional.clear()
         changes = self._changes()
+        self.tput_timer.start()
         with self._stepping(), ended.telling(self), self._cutting():
             loss, applied = self.core.train_batch(self._next_batch, changes)
         self._follow_step(applied)
