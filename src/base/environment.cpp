@@ -22,7 +22,8 @@ constexpr EnvironmentVariable kVariables[] = {
      "the lowest level that is logged, in Python and in `trireme train`: `DEBUG`, `INFO`, `WARNING`, `ERROR`"},
     {"TRIREME_PROGRAM", kUsers, "`trireme` of `PATH`",
      "the program that a checkpoint's `zero_to_fp32.py` calls ([checkpoint](checkpoint.md))"},
-    {"TRIREME_PYTHON", kUsers, "the package's", "the Python under which `trireme launch` runs scripts ([cli](cli.md))"},
+    {"TRIREME_PYTHON", kUsers, "the package's", "the Python under which `trireme launch` runs scripts ([cli](cli.md)), and whose pyarrow reads Parquet "
+     "([data](data.md))"},
     {"TRIREME_RESOLVE_TIMEOUT_S", kUsers, "60",
      "how long a rank asks for the address of `MASTER_ADDR`, in seconds; names of containers come late"},
     {"TRIREME_TIMEOUT_S", kUsers, "1800",
