@@ -25,6 +25,7 @@ namespace {
 
 constexpr std::string_view kParquetMagic = "PAR1";
 constexpr size_t kParquetProbeBytes = 8192;
+constexpr size_t kMostShown = 4000;  // of an error that names columns
 
 std::string_view as_text(std::span<const std::byte> file) {
   return {reinterpret_cast<const char*>(file.data()), file.size()};
@@ -216,7 +217,8 @@ void ParquetReader::each_text(const std::string& path, const std::string& column
     const Frame frame = process->receive();
     if (frame.kind == 'E') break;
     if (frame.kind == 'X')
-      throw DataError(str(path, frame.count > 0 ? str(", row ", frame.count) : "", ": ", frame.bytes));
+      throw DataError(
+          str(path, frame.count > 0 ? str(", row ", frame.count) : "", ": ", excerpt(frame.bytes, kMostShown)));
     if (frame.kind != 'T')
       throw DataError(str(path, ": the Python that reads it has ", process->end(),
                           "; copy or download the file again, or, where memory was short, write it with smaller row "

@@ -32,7 +32,9 @@ def listed(schema):
     if not schema.names:
         return "it has no columns"
     shown = ", ".join(f"`{field.name[:80]}` ({str(stored_type(field.type))[:40]})" for field in list(schema)[:MOST_NAMES])
-    return f"its columns are {shown}{', …' if len(schema) > MOST_NAMES else ''}: name one of texts by --text-key"
+    has_texts = any(str(stored_type(field.type)) in TEXTS for field in schema)
+    advice = "name one of texts by --text-key" if has_texts else "none of them has texts"
+    return f"its columns are {shown}{', …' if len(schema) > MOST_NAMES else ''}: {advice}"
 
 
 def stored_type(kind):
@@ -60,14 +62,12 @@ def check_column(schema, column):
     raise Refused(f"`{column}` is {str(kind)[:200]}, not a text; {listed(schema)}{fix}")
 
 
-def rows_of_batch(metadata, column):
-    """How many rows are read at a time, by the mean length of their texts."""
-    size = 1
-    leaves = [leaf for leaf in range(metadata.num_columns) if metadata.schema.column(leaf).path == column]
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        size = max([size, *(group.column(leaf).total_uncompressed_size // max(group.num_rows, 1) for leaf in leaves)])
-    return max(1, min(MOST_ROWS, BATCH_BYTES // size))
+def rows_of_batch(metadata):
+    """How many rows are read at a time, by the mean length of rows. What is told of a single column is not asked for:
+    where the column is encrypted, the library ends the process."""
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    longest = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
+    return max(1, min(MOST_ROWS, BATCH_BYTES // max(longest, 1)))
 
 
 def plain(values):
@@ -87,7 +87,7 @@ def batches(path, column):
         file = parquet.ParquetFile(stream, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
         check_column(file.schema_arrow, column)
         row = 0
-        for batch in file.iter_batches(rows_of_batch(file.metadata, column), columns=[column], use_threads=False):
+        for batch in file.iter_batches(rows_of_batch(file.metadata), columns=[column], use_threads=False):
             values = plain(batch.column(batch.schema.get_field_index(column)))
             if values.null_count:
                 null = values.is_null().to_pylist().index(True)
@@ -110,7 +110,7 @@ def reason_of(error):
         return f"it cannot be read ({text}); give a file that can be"
     if any(word in text.lower() for word in ("encrypt", "decrypt", "crypto")):
         return f"it is encrypted ({text}); give a file that is not"
-    if "codec" in text.lower() or isinstance(error, NotImplementedError):
+    if "codec" in text.lower() and not isinstance(error, UnicodeError) or isinstance(error, NotImplementedError):
         return f"pyarrow {pyarrow.__version__} does not read it ({text}); write it again, compressed as snappy or zstd"
     return f"it is damaged ({text}); copy or download it again"
 
