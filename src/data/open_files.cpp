@@ -157,7 +157,7 @@ class Opener {
   }
 
   TokenPiece read_parquet(const FoundFile& file, TokenPiece& piece) {
-    // What Spark and Dask put beside files: their schema, or what stands in which of them.
+    // Files that Spark and Dask put beside others: their schema, or what stands in which of them.
     const auto name = file.path.filename();
     if (!found_.by_name && (name == "_metadata" || name == "_common_metadata")) {
       skipped_kinds_.insert("metadata of Parquet");

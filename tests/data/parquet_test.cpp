@@ -270,7 +270,7 @@ TEST_F(ParquetFiles, ThatArePackedAreRefused) {
   expect_refused("plain.parquet.gz", {"plain.parquet.gz", "compressed Parquet file", "unpack it"});
 }
 
-// What stands for Python: a program of the shell.
+// Programs of the shell that stand for Python.
 class AReaderOfParquet : public ::testing::Test {
  protected:
   AReaderOfParquet() {

@@ -44,7 +44,7 @@ struct DataOptions {
   uint64_t seed = 0;                      ///< of the split, not of the order
   int64_t vocab_size = 0;                 ///< of the model; tokens are checked against it; 0: not checked
   std::vector<std::string> exclude = {};  ///< names of files or folders to leave out, with * ? [...], e.g. "test*"
-  /// Of JSON files the key, of Parquet the column whose texts are the documents; empty: `text`.
+  /// The key of JSON files, or the column of Parquet, whose texts are the documents; empty: `text`.
   std::string text_key = {};
   /// The Python whose pyarrow reads Parquet; empty: TRIREME_PYTHON. Without pyarrow there: `python3` of PATH.
   std::string python = {};
