@@ -22,7 +22,9 @@ constexpr EnvironmentVariable kVariables[] = {
      "the lowest level that is logged, in Python and in `trireme train`: `DEBUG`, `INFO`, `WARNING`, `ERROR`"},
     {"TRIREME_PROGRAM", kUsers, "`trireme` of `PATH`",
      "the program that a checkpoint's `zero_to_fp32.py` calls ([checkpoint](checkpoint.md))"},
-    {"TRIREME_PYTHON", kUsers, "the package's", "the Python under which `trireme launch` runs scripts ([cli](cli.md))"},
+    {"TRIREME_PYTHON", kUsers, "the package's",
+     "the Python under which `trireme launch` runs scripts ([cli](cli.md)), and whose pyarrow reads Parquet "
+     "([data](data.md))"},
     {"TRIREME_RECORD", kUsers, "no record",
      "a folder for the record of a program's run, the same on every rank; the key `trireme.record` overrides it "
      "([observe](observe.md#a-programs-record))"},

@@ -52,6 +52,7 @@ std::string describe(const DataSplits& data) {
   return str(short_count(static_cast<double>(data.train.tokens())), " tokens in ", data.train.files(),
              " files for training, ", short_count(static_cast<double>(data.held_out.tokens())), " held out",
              data.json_files == 0 ? "" : str(", the texts of a key in ", data.json_files, " of them"),
+             data.parquet_files == 0 ? "" : str(", the texts of a column in ", data.parquet_files, " of them"),
              describe_skipped(data));
 }
 

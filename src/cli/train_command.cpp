@@ -105,7 +105,7 @@ void declare_output(CLI::App& app, TrainOptions& options) {
 
 void declare(CLI::App& app, TrainOptions& options) {
   app.add_option("--data", options.data,
-                 "file, folder or glob of text or JSON lines (also as .gz, .zst), or of .bin/.npy of tokens")
+                 "file, folder or glob of text or JSON lines (also as .gz, .zst), of .parquet, or of .bin/.npy of tokens")
       ->type_name("PATH")
       ->group("Data");
   app.add_option("--data-format", options.text.format, "auto, bytes, uint16 or uint32")
@@ -114,7 +114,7 @@ void declare(CLI::App& app, TrainOptions& options) {
       ->type_name("NAME")
       ->group("Data");
   app.add_option("--text-key", options.text.key,
-                 "of .jsonl and .json: the key whose texts are trained on (default: text)")
+                 "of .jsonl, .json and .parquet: the key or column whose texts are trained on (default: text)")
       ->type_name("KEY")
       ->group("Data");
   app.add_option(

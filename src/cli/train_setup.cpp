@@ -13,6 +13,7 @@
 #include <variant>
 
 #include "cli/flags.h"
+#include "cli/launch/launch_machine.h"
 #include "cli/model_parameters.h"
 #include "cli/quiet_log.h"
 #include "cli/resume_check.h"
@@ -254,6 +255,7 @@ TrainSetup prepare_training(const TrainOptions& options, int world_size) {
                           .vocab_size = vocab_size(setup.model),
                           .exclude = options.exclude,
                           .text_key = options.text.key,
+                          .python = python_of_scripts(),
                           .tokenizer = setup.tokenizer});
   check_vocabulary_of_model(setup, setup.data.vocab_size);
   std::error_code reason;

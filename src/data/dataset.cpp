@@ -135,6 +135,7 @@ DataSplits open_data(const DataOptions& options) {
   splits.skipped_files = opened.skipped_files;
   splits.skipped_kinds = {opened.skipped_kinds.begin(), opened.skipped_kinds.end()};
   splits.json_files = opened.json_files;
+  splits.parquet_files = opened.parquet_files;
   splits.is_encoded = options.tokenizer != nullptr;
   return splits;
 }

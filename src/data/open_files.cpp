@@ -11,6 +11,7 @@
 #include "data/find_files.h"
 #include "data/json_texts.h"
 #include "data/npy.h"
+#include "data/parquet.h"
 #include "trireme/base/error.h"
 #include "trireme/base/utf8.h"
 #include "trireme/data/tokenizer.h"
@@ -46,6 +47,7 @@ bool is_called_json_lines(const FoundFile& file) {
   const auto ending = ending_of(file);
   return ending == ".jsonl" || ending == ".ndjson";
 }
+bool is_called_parquet(const FoundFile& file) { return ending_of(file) == ".parquet"; }
 bool is_called_json(const FoundFile& file) { return is_called_json_lines(file) || ending_of(file) == ".json"; }
 
 std::span<const std::byte> bytes_of(const MappedFile& file) { return {file.data(), file.bytes()}; }
@@ -72,7 +74,10 @@ DataFormat resolve_format(const FoundFiles& found, const DataOptions& options) {
 class Opener {
  public:
   Opener(const DataOptions& options, FoundFiles found)
-      : options_(options), found_(std::move(found)), format_(resolve_format(found_, options)) {
+      : options_(options),
+        found_(std::move(found)),
+        format_(resolve_format(found_, options)),
+        parquet_(options.python) {
     all_json_ = std::all_of(found_.files.begin(), found_.files.end(), is_called_json);
   }
 
@@ -88,14 +93,15 @@ class Opener {
     }
     opened.skipped_kinds = skipped_kinds_;
     opened.json_files = json_files_;
+    opened.parquet_files = parquet_files_;
     if (opened.pieces.empty()) {
       throw DataError(trireme::str("data path `", options_.path, "` holds nothing to train on: ", opened.skipped_files,
                                    " files, all of them empty or not ", kind(), "; ",
                                    first_skipped_.empty() ? "check the path and the data format" : first_skipped_));
     }
-    if (!options_.text_key.empty() && json_files_ == 0)
+    if (!options_.text_key.empty() && json_files_ == 0 && parquet_files_ == 0)
       throw DataError(trireme::str("text key `", options_.text_key, "` (--text-key): data path `", options_.path,
-                                   "` holds no JSON; leave the key out, or name the files .jsonl"));
+                                   "` holds no JSON and no Parquet; leave the key out, or name the files .jsonl"));
     if (format_ != DataFormat::kBytes || options_.tokenizer) opened.format = opened.pieces[0].format;
     return opened;
   }
@@ -110,7 +116,10 @@ class Opener {
     TokenPiece piece{map(file), file.path.string(), file.relative, nullptr, format_, 0, 0, bytes};
     piece.data = piece.file->data();
     if (piece.file->bytes() == 0) return {};
-    if (options_.format == DataFormat::kAuto && !is_token_file(file)) decompress(file, piece);
+    if (options_.format == DataFormat::kAuto && !is_token_file(file)) {
+      if (is_parquet(file, piece)) return read_parquet(file, piece);
+      decompress(file, piece);
+    }
     if (piece.file->bytes() == 0) return {};
     if (options_.format == DataFormat::kAuto && is_of_another_kind(file, piece)) return {};
     if (bytes) {
@@ -138,6 +147,48 @@ class Opener {
     }
   }
 
+  // Parquet that was cut short is damaged where it is given by itself or called so; else it is a file of another kind.
+  bool is_parquet(const FoundFile& file, const TokenPiece& piece) const {
+    if (!begins_as_parquet(bytes_of(*piece.file))) return false;
+    if (ends_as_parquet(bytes_of(*piece.file))) return true;
+    if (!found_.by_name && !is_called_parquet(file)) return false;
+    throw DataError(piece.path + ": this Parquet file does not end as one does, so it was cut short, or is still being "
+                                 "written; copy or download it again");
+  }
+
+  TokenPiece read_parquet(const FoundFile& file, TokenPiece& piece) {
+    // Files that Spark and Dask put beside others: their schema, or what stands in which of them.
+    const auto name = file.path.filename();
+    if (!found_.by_name && (name == "_metadata" || name == "_common_metadata")) {
+      skipped_kinds_.insert("metadata of Parquet");
+      return {};
+    }
+    std::string stored;
+    parquet_.each_text(piece.path, options_.text_key.empty() ? "text" : options_.text_key, [&](std::string_view text) {
+      if (options_.tokenizer) return append_tokens(text, piece.path, stored);
+      if (!stored.empty()) stored += '\0';
+      stored += text;
+    });
+    ++parquet_files_;
+    options_.tokenizer ? hold_tokens(piece, std::move(stored)) : hold_text(piece, std::move(stored));
+    return piece;
+  }
+
+  static void hold_text(TokenPiece& piece, std::string text) {
+    piece.file = std::make_shared<HeapFile>(std::move(text));
+    piece.data = piece.file->data();
+    piece.stored = static_cast<int64_t>(piece.file->bytes());
+  }
+
+  static void hold_tokens(TokenPiece& piece, std::string stored) {
+    stored.shrink_to_fit();
+    piece.file = std::make_shared<HeapFile>(std::move(stored));
+    piece.data = piece.file->data();
+    piece.format = DataFormat::kUint32;
+    piece.stored = static_cast<int64_t>(piece.file->bytes() / sizeof(uint32_t));
+    piece.ends_document = false;  // by a token of its own
+  }
+
   static void decompress(const FoundFile& file, TokenPiece& piece) {
     if (!is_compressed(bytes_of(*piece.file))) return;
     const auto ending = ending_of(file);
@@ -145,6 +196,8 @@ class Opener {
       throw DataError(piece.path + ": tokens are read where they lie in the file, which is compressed; unpack it");
     piece.file = std::make_shared<HeapFile>(decompressed(bytes_of(*piece.file), piece.path));
     piece.data = piece.file->data();
+    if (begins_as_parquet(bytes_of(*piece.file)))
+      throw DataError(piece.path + ": this is a compressed Parquet file, which is read where it lies; unpack it");
   }
 
   // Whether the file is to be skipped for what its first bytes say. What the user has named, be it by an ending, is an
@@ -153,11 +206,14 @@ class Opener {
     const bool may_be_tokens = is_token_file(file);
     if (is_npy(file) && text_of(*piece.file).starts_with("\x93NUMPY")) return false;
     const auto kind = file_kind(bytes_of(*piece.file), may_be_tokens ? Expected::kTokens : Expected::kText);
+    if (!kind && is_called_parquet(file))
+      throw DataError(piece.path + ": this is no Parquet file, which begins with PAR1; copy or download it again, or "
+                                   "name it for what it is");
     if (!kind) return false;
     std::string fix = kind->what_to_do;
     if (const auto at = fix.find("FILE"); at != fix.npos) fix.replace(at, 4, piece.path);
     const std::string text = trireme::str(piece.path, ": this is a file of the kind ", kind->name, "; ", fix);
-    if (found_.by_name || may_be_tokens || is_called_json_lines(file))
+    if (found_.by_name || may_be_tokens || is_called_json_lines(file) || is_called_parquet(file))
       throw DataError(trireme::str(text, "; or set the data format (--data-format ", may_be_tokens ? "uint16" : "bytes",
                                    ") to train on its bytes all the same"));
     if (first_skipped_.empty()) first_skipped_ = text;
@@ -174,8 +230,7 @@ class Opener {
 
   void take_texts(TokenPiece& piece) {
     const std::string key = options_.text_key.empty() ? "text" : options_.text_key;
-    piece.file = std::make_shared<HeapFile>(json_texts(text_of(*piece.file), piece.path, key));
-    piece.data = piece.file->data();
+    hold_text(piece, json_texts(text_of(*piece.file), piece.path, key));
     ++json_files_;
   }
 
@@ -196,12 +251,7 @@ class Opener {
       rest.remove_prefix(std::min(document.size() + 1, rest.size()));
       if (!document.empty()) append_tokens(document, piece.path, stored);
     }
-    stored.shrink_to_fit();
-    piece.file = std::make_shared<HeapFile>(std::move(stored));
-    piece.data = piece.file->data();
-    piece.format = DataFormat::kUint32;
-    piece.stored = static_cast<int64_t>(piece.file->bytes() / sizeof(uint32_t));
-    piece.ends_document = false;  // by a token of its own
+    hold_tokens(piece, std::move(stored));
   }
 
   void append_tokens(std::string_view document, const std::string& path, std::string& stored) const {
@@ -261,6 +311,8 @@ class Opener {
   bool all_json_ = false;  // all files are called so
   size_t maps_ = 0;
   int64_t json_files_ = 0;
+  int64_t parquet_files_ = 0;
+  ParquetReader parquet_;
   std::string first_skipped_;  // path, kind and what to do
   std::set<std::string> skipped_kinds_;
 };

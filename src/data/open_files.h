@@ -17,6 +17,7 @@ struct OpenedFiles {
   int64_t skipped_files = 0;                 ///< empty, binary, or (for a token format) neither .bin nor .npy
   std::set<std::string> skipped_kinds = {};  ///< of those whose first bytes say it
   int64_t json_files = 0;                    ///< whose pieces are the texts of a key
+  int64_t parquet_files = 0;                 ///< whose pieces are the texts of a column
 };
 
 /// Finds, maps and checks the files of `options`. Throws DataError as open_data().

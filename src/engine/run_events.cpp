@@ -80,7 +80,7 @@ void RunEvents::add_monitor(std::string name, EventSink sink) {
 void RunEvents::follow(Training& training, const torch::nn::Module& module) {
   training_ = &training;
   if (counts_flops_ && training.config().flops_profiler.enabled)
-    profile_ = std::make_unique<StepProfile>(module, training);
+    passes_ = flops_profile(module, training);
   if (!record_) return;
   record_->describe(run_info(training));
   write_line_ = [this] { write_line(); };
@@ -101,11 +101,11 @@ void RunEvents::add_loss(const at::Tensor& weighted_loss) {
 }
 
 void RunEvents::begin_passes() {
-  if (profile_ && c10::GradMode::is_enabled()) profile_->begin_passes();
+  if (passes_.begin && c10::GradMode::is_enabled()) passes_.begin();
 }
 
 void RunEvents::end_passes() {
-  if (profile_) profile_->end_passes();
+  if (passes_.end) passes_.end();
 }
 
 void RunEvents::begin_step() {
@@ -148,7 +148,7 @@ std::vector<MonitorEvent> RunEvents::take(std::optional<double> lr) {
 }
 
 void RunEvents::tell() {
-  if (profile_) profile_->tell();
+  if (passes_.tell) passes_.tell();
   if (!collects_) return;
   window_loss_ = std::exchange(loss_, {});
   if (!monitors_.is_empty()) monitors_.write(take());
@@ -181,7 +181,7 @@ void RunEvents::note_checkpoint(const SavedCheckpoint& saved) {
 }
 
 void RunEvents::end(const std::string& reason) {
-  profile_.reset();
+  passes_ = {};
   if (record_) record_->end(reason);
 }
 

@@ -1,16 +1,27 @@
 #include "engine/step_profile.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/format.h"
 #include "trireme/base/log.h"
+#include "trireme/base/notices.h"
 #include "trireme/comm/agreement.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/config/config.h"
+#include "trireme/intercept.h"
 #include "trireme/observe/progress.h"
+#include "trireme/observe/step_timers.h"
+#include "trireme/observe/work_count.h"
 #include "trireme/training/training.h"
 
 namespace trireme {
@@ -33,7 +44,46 @@ bool is_inside(const std::string& name, const std::string& outer) {
   return outer.empty() || name == outer || name.starts_with(outer + ".");
 }
 
-}  // namespace
+class StepProfile {
+ public:
+  /// Both outlive this. Before the first forward.
+  StepProfile(const torch::nn::Module& module, const Training& training);
+  ~StepProfile();
+  StepProfile(const StepProfile&) = delete;
+  StepProfile& operator=(const StepProfile&) = delete;
+
+  /// A forward, or a schedule of passes, begins: counting begins where the step is due.
+  void begin_passes();
+  /// Those of a window are over.
+  void end_passes();
+  /// The step is over: rank 0 writes the report. Collective over the stages of a pipeline.
+  void tell();
+
+ private:
+  /// Tells which module's parameters an operator uses.
+  class ModuleCalls;
+  struct Row {
+    std::string name, type;
+    int depth = 0;
+    int64_t parameters = 0;
+    int64_t forward = 0, backward = 0, recomputed = 0;  ///< multiply-adds, with those of modules inside
+    double seconds = 0;                                 ///< of forward
+  };
+
+  std::vector<Row> rows() const;
+  std::string text() const;
+  std::string classes_by_depth(const std::vector<Row>& rows) const;
+
+  const Training& training_;
+  const FlopsProfilerConfig options_;
+  std::vector<Row> modules_;  ///< outermost first, without what was counted
+  std::unordered_map<const c10::StorageImpl*, int64_t> module_of_;
+  std::shared_ptr<StepTimers> timers_;
+  std::optional<Listening> hears_times_;
+  std::unique_ptr<ModuleCalls> calls_;
+  std::unique_ptr<InterceptScope> scope_;
+  std::unique_ptr<WorkCount> count_;  ///< null: the step is not due
+};
 
 class StepProfile::ModuleCalls final : public Pass {
  public:
@@ -221,6 +271,15 @@ void StepProfile::tell() {
     }
   }
   log(LogLevel::kInfo, report);
+}
+
+}  // namespace
+
+PassWatch flops_profile(const torch::nn::Module& module, const Training& training) {
+  const auto profile = std::make_shared<StepProfile>(module, training);
+  return {.begin = [profile] { profile->begin_passes(); },
+          .end = [profile] { profile->end_passes(); },
+          .tell = [profile] { profile->tell(); }};
 }
 
 }  // namespace trireme

@@ -157,7 +157,7 @@ TEST(DataErrors, AFileOfAnotherKindIsNamedByItsFirstBytesWithWhatToDo) {
       {"PK\x03\x04" + std::string(26, '\1') + "notes.txt", "zip", "unzip"},
       {"PK\x03\x04" + std::string(26, '\1') + "model/data.pkl", "PyTorch archive", "JSON lines"},
       {"PK\x03\x04" + std::string(26, '\1') + "tokens.npy", ".npz", "numpy.save()"},
-      {"PAR1" + nul + "PAR1", "Parquet", "read_parquet"},
+      {"PARE" + nul + "PARE", "encrypted Parquet", "without encryption"},
       {"ARROW1" + nul + nul, "Arrow", "--text-key"},
       {"\x80\x04\x95 frame", "pickle", "JSON lines"},
       {"\x80\x02\x8a\x0a", "pickle", "JSON lines"},
@@ -191,9 +191,9 @@ TEST(DataErrors, AFileOfAnotherKindThatIsCalledLikeTokensOrRecordsIsNamedInAFold
 
 TEST(DataErrors, AFolderOfNothingButOtherKindsSaysWhatTheyAre) {
   const TemporaryFolder folder;
-  const auto path = folder.write("a.parquet", "PAR1" + std::string(8, '\0'));
-  folder.write("b.parquet", "PAR1" + std::string(8, '\0'));
-  expect_data_error({.path = folder.path()}, {"nothing to train on: 2 files", path, "Parquet", "read_parquet"});
+  const auto path = folder.write("a.data", "ARROW1" + std::string(8, '\0'));
+  folder.write("b.data", "ARROW1" + std::string(8, '\0'));
+  expect_data_error({.path = folder.path()}, {"nothing to train on: 2 files", path, "Arrow", "--text-key"});
 }
 
 TEST(DataErrors, TextsAndTokensThatOpenAsOtherKindsDoAreTaken) {

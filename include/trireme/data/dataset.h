@@ -17,7 +17,7 @@ namespace trireme {
 
 /// How tokens are stored.
 enum class DataFormat {
-  kAuto,    ///< by name: .npy by its header, .bin is uint16, of .jsonl the texts of a key, everything else bytes
+  kAuto,    ///< by name: .npy by its header, .bin is uint16, of .jsonl and .parquet texts, everything else bytes
   kBytes,   ///< one token per byte, vocabulary 256
   kUint16,  ///< raw little-endian tokens, or .npy of this type
   kUint32,
@@ -44,7 +44,10 @@ struct DataOptions {
   uint64_t seed = 0;                      ///< of the split, not of the order
   int64_t vocab_size = 0;                 ///< of the model; tokens are checked against it; 0: not checked
   std::vector<std::string> exclude = {};  ///< names of files or folders to leave out, with * ? [...], e.g. "test*"
-  std::string text_key = {};              ///< of JSON files: the key whose texts are the documents; empty: `text`
+  /// The key of JSON files, or the column of Parquet, whose texts are the documents; empty: `text`.
+  std::string text_key = {};
+  /// The Python whose pyarrow reads Parquet; empty: TRIREME_PYTHON. Without pyarrow there: `python3` of PATH.
+  std::string python = {};
   /// The tokenizer of texts: documents become its tokens, each with the token that ends a document. Null: bytes.
   std::shared_ptr<const Tokenizer> tokenizer = {};  // shared: with whoever writes the texts that a model makes
 };
@@ -59,8 +62,8 @@ class TokenStream;
 
 /// Samples of one split. A value: copies share the mapped files.
 ///
-/// Files are mapped, not read; those under 4 KiB, any beyond 16,384 maps, the texts of JSON and of compressed files,
-/// and the tokens of a tokenizer (four bytes each) are on the heap. A mapped file must not be truncated while in use
+/// Files are mapped, not read; those under 4 KiB, any beyond 16,384 maps, the texts of JSON, Parquet and compressed
+/// files, and the tokens of a tokenizer (four bytes each) are on the heap. A mapped file must not be truncated while in use
 /// (the kernel raises SIGBUS).
 class TokenDataset {
  public:
@@ -97,6 +100,7 @@ struct DataSplits {
   int64_t skipped_files = 0;  ///< empty ones; for bytes binary ones too, for tokens what is neither .bin nor .npy
   std::vector<std::string> skipped_kinds = {};  ///< of binary ones, such as "gzip", each once
   int64_t json_files = 0;                       ///< of which the texts of a key were taken
+  int64_t parquet_files = 0;                    ///< of which the texts of a column were taken
   bool is_encoded = false;                      ///< by a tokenizer, from text
 };
 
@@ -105,8 +109,8 @@ struct DataSplits {
 /// Cost      token files are read once when vocab_size is given; bytes are not. A tokenizer encodes every text.
 /// Throws    DataError, naming path, value and fix: missing, unreadable, empty, damaged .npy, not a whole number of
 ///           tokens, a token >= vocab_size, a split shorter than one sample, a record of JSON without the text key (by
-///           its line, with the keys that it has), a binary format (by its name), what is compressed and damaged (by
-///           the offset), text that is not UTF-8 beside a tokenizer. ConfigError: an option out of range.
+///           its line, with the keys that it has), Parquet that is damaged, or without the column, or where no Python
+///           has pyarrow, a binary format (by its name), what is compressed and damaged (by the offset), text that is not UTF-8 beside a tokenizer. ConfigError: an option out of range.
 DataSplits open_data(const DataOptions& options);
 
 }  // namespace trireme

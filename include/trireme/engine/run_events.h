@@ -19,10 +19,16 @@ class Module;
 
 namespace trireme {
 
-class StepProfile;
 class StepRecord;
 class Training;
 struct SavedCheckpoint;
+
+/// Functions of who counts the work of passes; empty where nobody does.
+struct PassWatch {
+  std::function<void()> begin;  ///< a forward, or a schedule of passes, begins
+  std::function<void()> end;    ///< those of a window are over
+  std::function<void()> tell;   ///< so is the step; collective
+};
 
 /// Tells monitors of each step: `Train/Samples/train_loss`, the mean of rank 0's losses of the window; `…/lr`, the rate
 /// of the next step in the first parameter group; in fp16 `…/loss_scale`; with wall_clock_breakdown
@@ -81,7 +87,7 @@ class RunEvents {
   std::unique_ptr<StepRecord> record_;
   std::function<void()> write_line_;  ///< of the record, as a monitor's is
   bool counts_flops_ = false;
-  std::unique_ptr<StepProfile> profile_;
+  PassWatch passes_;
   Training* training_ = nullptr;
 };
 

@@ -57,9 +57,9 @@ class Replace final : public Normalizer {
   std::string content_;
 };
 
-class Sequence final : public Normalizer {
+class NormalizerSequence final : public Normalizer {
  public:
-  explicit Sequence(std::vector<std::unique_ptr<const Normalizer>> parts) : parts_(std::move(parts)) {}
+  explicit NormalizerSequence(std::vector<std::unique_ptr<const Normalizer>> parts) : parts_(std::move(parts)) {}
   std::string apply(std::string text) const override {
     for (const auto& part : parts_) text = part->apply(std::move(text));
     return text;
@@ -69,14 +69,14 @@ class Sequence final : public Normalizer {
   std::vector<std::unique_ptr<const Normalizer>> parts_;
 };
 
-std::unique_ptr<const Normalizer> sequence(const Json& list, const std::string& place) {
+std::unique_ptr<const Normalizer> normalizer_sequence(const Json& list, const std::string& place) {
   std::vector<std::unique_ptr<const Normalizer>> parts;
   for (size_t i = 0; i < list.size(); ++i) {
     const std::string part = trireme::str(place, "[", i, "]");
     (void)type_of(list[i], part);  // null is none of a sequence
     parts.push_back(make_normalizer(list[i], part));
   }
-  return std::make_unique<Sequence>(std::move(parts));
+  return std::make_unique<NormalizerSequence>(std::move(parts));
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ std::unique_ptr<const Normalizer> make_normalizer(const Json& json, const std::s
     made = std::make_unique<Replace>(Pattern::from_json(fields.required("pattern"), fields.place_of("pattern")),
                                      fields.text("content"));
   } else if (type == "Sequence") {
-    made = sequence(fields.list("normalizers"), fields.place_of("normalizers"));
+    made = normalizer_sequence(fields.list("normalizers"), fields.place_of("normalizers"));
   } else {
     refuse_type(place, type, {"NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Sequence"});
   }

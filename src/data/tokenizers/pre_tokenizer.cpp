@@ -137,9 +137,9 @@ class Metaspace final : public PreTokenizer {
   std::optional<Cutter> cutter_;
 };
 
-class Sequence final : public PreTokenizer {
+class PreTokenizerSequence final : public PreTokenizer {
  public:
-  explicit Sequence(std::vector<std::unique_ptr<const PreTokenizer>> parts) : parts_(std::move(parts)) {}
+  explicit PreTokenizerSequence(std::vector<std::unique_ptr<const PreTokenizer>> parts) : parts_(std::move(parts)) {}
   std::vector<Piece> apply(std::vector<Piece> pieces) const override {
     for (const auto& part : parts_) pieces = part->apply(std::move(pieces));
     return pieces;
@@ -149,14 +149,14 @@ class Sequence final : public PreTokenizer {
   std::vector<std::unique_ptr<const PreTokenizer>> parts_;
 };
 
-std::unique_ptr<const PreTokenizer> sequence(const Json& list, const std::string& place) {
+std::unique_ptr<const PreTokenizer> pre_tokenizer_sequence(const Json& list, const std::string& place) {
   std::vector<std::unique_ptr<const PreTokenizer>> parts;
   for (size_t i = 0; i < list.size(); ++i) {
     const std::string part = trireme::str(place, "[", i, "]");
     (void)type_of(list[i], part);  // null is none of a sequence
     parts.push_back(make_pre_tokenizer(list[i], part));
   }
-  return std::make_unique<Sequence>(std::move(parts));
+  return std::make_unique<PreTokenizerSequence>(std::move(parts));
 }
 
 Pattern pattern_of(Fields& fields) {
@@ -195,7 +195,7 @@ std::unique_ptr<const PreTokenizer> make_pre_tokenizer(const Json& json, const s
     const PrependScheme scheme = prepend_scheme(fields);
     made = std::make_unique<Metaspace>(fields.text("replacement"), scheme, fields.flag_or("split", true));
   } else if (type == "Sequence") {
-    made = sequence(fields.list("pretokenizers"), fields.place_of("pretokenizers"));
+    made = pre_tokenizer_sequence(fields.list("pretokenizers"), fields.place_of("pretokenizers"));
   } else {
     refuse_type(place, type, {"ByteLevel", "Digits", "Metaspace", "Sequence", "Split"});
   }
