@@ -104,8 +104,9 @@ void declare_output(CLI::App& app, TrainOptions& options) {
 }
 
 void declare(CLI::App& app, TrainOptions& options) {
-  app.add_option("--data", options.data,
-                 "file, folder or glob of text or JSON lines (also as .gz, .zst), of .parquet, or of .bin/.npy of tokens")
+  app.add_option(
+         "--data", options.data,
+         "file, folder or glob of text or JSON lines (also as .gz, .zst), of .parquet, or of .bin/.npy of tokens")
       ->type_name("PATH")
       ->group("Data");
   app.add_option("--data-format", options.text.format, "auto, bytes, uint16 or uint32")

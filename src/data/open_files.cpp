@@ -152,8 +152,9 @@ class Opener {
     if (!begins_as_parquet(bytes_of(*piece.file))) return false;
     if (ends_as_parquet(bytes_of(*piece.file))) return true;
     if (!found_.by_name && !is_called_parquet(file)) return false;
-    throw DataError(piece.path + ": this Parquet file does not end as one does, so it was cut short, or is still being "
-                                 "written; copy or download it again");
+    throw DataError(piece.path +
+                    ": this Parquet file does not end as one does, so it was cut short, or is still being "
+                    "written; copy or download it again");
   }
 
   TokenPiece read_parquet(const FoundFile& file, TokenPiece& piece) {
@@ -207,8 +208,9 @@ class Opener {
     if (is_npy(file) && text_of(*piece.file).starts_with("\x93NUMPY")) return false;
     const auto kind = file_kind(bytes_of(*piece.file), may_be_tokens ? Expected::kTokens : Expected::kText);
     if (!kind && is_called_parquet(file))
-      throw DataError(piece.path + ": this is no Parquet file, which begins with PAR1; copy or download it again, or "
-                                   "name it for what it is");
+      throw DataError(piece.path +
+                      ": this is no Parquet file, which begins with PAR1; copy or download it again, or "
+                      "name it for what it is");
     if (!kind) return false;
     std::string fix = kind->what_to_do;
     if (const auto at = fix.find("FILE"); at != fix.npos) fix.replace(at, 4, piece.path);

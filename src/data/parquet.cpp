@@ -125,9 +125,9 @@ class ParquetReader::Process {
   std::string end() {
     socket_.close();  // what does not speak as it should ends by this
     const int status = wait();
-    const std::string how = WIFSIGNALED(status) ? str("ended by signal ", WTERMSIG(status), " (",
-                                                      strsignal(WTERMSIG(status)), ")")
-                                                : str("ended with status ", WEXITSTATUS(status));
+    const std::string how = WIFSIGNALED(status)
+                                ? str("ended by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")")
+                                : str("ended with status ", WEXITSTATUS(status));
     const std::string words = last_line();
     return words.empty() ? how : str(how, ": ", words);
   }
@@ -191,7 +191,8 @@ std::unique_ptr<ParquetReader::Process> ParquetReader::started(const std::string
   const std::string named = environment("TRIREME_PYTHON").value_or("");
   std::vector<std::string> pythons;
   for (const std::string& python : {python_.empty() ? named : python_, std::string("python3")})
-    if (!python.empty() && std::find(pythons.begin(), pythons.end(), python) == pythons.end()) pythons.push_back(python);
+    if (!python.empty() && std::find(pythons.begin(), pythons.end(), python) == pythons.end())
+      pythons.push_back(python);
   std::string reasons;
   for (const std::string& python : pythons) {
     int pair[2];
@@ -203,10 +204,11 @@ std::unique_ptr<ParquetReader::Process> ParquetReader::started(const std::string
     if (reason.empty()) return process;
     reasons += str(reasons.empty() ? "" : ", ", python, " has none (", excerpt(reason), ")");
   }
-  throw DataError(str(path, ": Parquet is read by Python's package pyarrow, and ", reasons, "; install it: ",
-                      pythons.front(), " -m pip install pyarrow; or name a Python that has it by TRIREME_PYTHON; or "
-                      "write the texts as JSON lines where pandas is: pandas.read_parquet(\"", path,
-                      "\").to_json(\"data.jsonl\", orient=\"records\", lines=True)"));
+  throw DataError(str(path, ": Parquet is read by Python's package pyarrow, and ", reasons,
+                      "; install it: ", pythons.front(),
+                      " -m pip install pyarrow; or name a Python that has it by TRIREME_PYTHON; or "
+                      "write the texts as JSON lines where pandas is: pandas.read_parquet(\"",
+                      path, "\").to_json(\"data.jsonl\", orient=\"records\", lines=True)"));
 }
 
 void ParquetReader::each_text(const std::string& path, const std::string& column,
@@ -225,9 +227,9 @@ void ParquetReader::each_text(const std::string& path, const std::string& column
                           "groups"));
     for (size_t i = 0; i + 1 < frame.offsets.size(); ++i) {
       ++row;
-      const auto text = std::string_view(frame.bytes).substr(
-          static_cast<size_t>(frame.offsets[i] - frame.offsets[0]),
-          static_cast<size_t>(frame.offsets[i + 1] - frame.offsets[i]));
+      const auto text = std::string_view(frame.bytes)
+                            .substr(static_cast<size_t>(frame.offsets[i] - frame.offsets[0]),
+                                    static_cast<size_t>(frame.offsets[i + 1] - frame.offsets[i]));
       if (!is_utf8(text))
         throw DataError(str(path, ", row ", row, ": `", column, "` is not UTF-8, so it is no text; mend it, or name ",
                             "another column by --text-key"));

@@ -1,7 +1,7 @@
 """Texts of columns of Parquet files, for src/data/parquet.cpp, which starts this with a socket as stdin and stdout.
 
-A request is a path and a column: two lengths (uint64), and their bytes. An answer is frames: a kind (a byte), a count and
-a number of bytes (uint64), and those bytes.
+A request is a path and a column: two lengths (uint64), and their bytes. An answer is frames: a kind (a byte), a count
+and a number of bytes (uint64), and those bytes.
 
     R  pyarrow is there
     T  `count` texts: count + 1 offsets (int64), of which the first may be more than 0, and the bytes that they delimit

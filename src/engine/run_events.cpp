@@ -79,8 +79,7 @@ void RunEvents::add_monitor(std::string name, EventSink sink) {
 
 void RunEvents::follow(Training& training, const torch::nn::Module& module) {
   training_ = &training;
-  if (counts_flops_ && training.config().flops_profiler.enabled)
-    passes_ = flops_profile(module, training);
+  if (counts_flops_ && training.config().flops_profiler.enabled) passes_ = flops_profile(module, training);
   if (!record_) return;
   record_->describe(run_info(training));
   write_line_ = [this] { write_line(); };

@@ -42,7 +42,8 @@ constexpr RuleOfNames kRows[] = {
     {{OperatorRole::kReduction},
      "amax amin max max.dim min min.dim argmax argmin aminmax logsumexp prod norm linalg_vector_norm var std var_mean "
      "std_mean "
-     "nansum nanmean median median.dim nanmedian mode mode.dim count_nonzero count_nonzero.dim_IntList kthvalue"},
+     "nansum nanmean median median.dim nanmedian mode mode.dim count_nonzero count_nonzero.dim_IntList kthvalue "
+     "quantile.scalar nanquantile.scalar"},
     {{OperatorRole::kScan},
      "softmax log_softmax _softmax _log_softmax _safe_softmax cumsum cumsum_ cumprod cumprod_ cummax cummin "
      "logcumsumexp sort argsort "

@@ -28,9 +28,10 @@ class ParquetRuns : public TrainProgram {
 
 TEST_F(ParquetRuns, TrainAsOnTheSameRowsOfJsonLines) {
   const auto script = folder_.write("write.py", kWriter);
-  const std::string python = contents_of(std::filesystem::path(program_path()).parent_path() / "../share/trireme/python");
-  const auto written = run_program({python.empty() ? "/usr/bin/python3" : python.substr(0, python.find('\n')), script,
-                                    folder_ / "rows"});
+  const std::string python =
+      contents_of(std::filesystem::path(program_path()).parent_path() / "../share/trireme/python");
+  const auto written = run_program(
+      {python.empty() ? "/usr/bin/python3" : python.substr(0, python.find('\n')), script, folder_ / "rows"});
   if (written.exit_code == 77) GTEST_SKIP() << "pyarrow is not there, so there is no Parquet file to read";
   ASSERT_EQ(written.exit_code, 0) << written.err;
   for (const std::string ending : {"parquet", "jsonl"}) {
@@ -43,7 +44,8 @@ TEST_F(ParquetRuns, TrainAsOnTheSameRowsOfJsonLines) {
 
 TEST_F(ParquetRuns, WithoutPyarrowAreRefusedBeforeAnythingIsWritten) {
   folder_.write("rows.parquet", "PAR1" + std::string(100, '\0') + "PAR1");
-  const auto done = run_program(start("refused", "rows.parquet"), {{"TRIREME_PYTHON", "/no/python"}, {"PATH", "/none"}});
+  const auto done =
+      run_program(start("refused", "rows.parquet"), {{"TRIREME_PYTHON", "/no/python"}, {"PATH", "/none"}});
   EXPECT_EQ(done.exit_code, 2) << done.err;
   for (const char* part : {"/no/python -m pip install pyarrow", "rows.parquet", "JSON lines"})
     EXPECT_NE(done.err.find(part), std::string::npos) << done.err;

@@ -14,7 +14,8 @@
 namespace trireme {
 namespace {
 
-// Runs in the folder of the files. Pairs NAME.parquet and NAME.jsonl have the same texts; those in refused/ are refused.
+// Runs in the folder of the files. Pairs NAME.parquet and NAME.jsonl have the same texts; those in refused/ are
+// refused.
 constexpr const char* kWriter = R"py(
 import json, os
 import pyarrow as pa
@@ -89,7 +90,8 @@ for name, plain in (("encrypted", False), ("encrypted_column", True)):
 )py";
 
 std::string python_of_build() {
-  std::ifstream file(std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() / "share/trireme/python");
+  std::ifstream file(std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() /
+                     "share/trireme/python");
   std::string python;
   return std::getline(file, python) ? python : "";
 }
@@ -142,9 +144,7 @@ class ParquetFiles : public ::testing::Test {
   }
 
   // No process of a reader is left, not even one that has ended.
-  void TearDown() override {
-    EXPECT_EQ(children(), children_);
-  }
+  void TearDown() override { EXPECT_EQ(children(), children_); }
 
   static std::string path(const std::string& name) { return (*folder_ / name).string(); }
 
@@ -298,8 +298,13 @@ class AReaderOfParquet : public ::testing::Test {
 const std::string kReady = R"(printf 'R\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000')";
 
 TEST_F(AReaderOfParquet, ThatIsNotThereIsRefusedWithTheWayToGetIt) {
-  const std::vector<std::string> parts = {path_, "pyarrow", folder_ / "python", "-m pip install pyarrow",
-                                          "TRIREME_PYTHON", "pandas.read_parquet(\"" + path_, "python3 has none"};
+  const std::vector<std::string> parts = {path_,
+                                          "pyarrow",
+                                          folder_ / "python",
+                                          "-m pip install pyarrow",
+                                          "TRIREME_PYTHON",
+                                          "pandas.read_parquet(\"" + path_,
+                                          "python3 has none"};
   expect_refused("echo no module >&2; exit 1", parts);
   expect_refused("echo hello", parts);
   expect_refused("exit 0", parts);

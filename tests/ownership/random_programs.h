@@ -322,7 +322,7 @@ class RandomProgram {
       }
       case 3: {
         Tensor written = x * 1;
-        written.index_put_({mask}, at::scalar_tensor(0.5, at::kDouble));
+        written.index_put_({mask}, 0.5);
         return keep(str(a, "*1, [", b, " > 0] = 0.5"), written);
       }
       default: {

@@ -63,8 +63,8 @@ class TokenStream;
 /// Samples of one split. A value: copies share the mapped files.
 ///
 /// Files are mapped, not read; those under 4 KiB, any beyond 16,384 maps, the texts of JSON, Parquet and compressed
-/// files, and the tokens of a tokenizer (four bytes each) are on the heap. A mapped file must not be truncated while in use
-/// (the kernel raises SIGBUS).
+/// files, and the tokens of a tokenizer (four bytes each) are on the heap. A mapped file must not be truncated while in
+/// use (the kernel raises SIGBUS).
 class TokenDataset {
  public:
   TokenDataset() = default;  ///< empty: size() is 0
@@ -110,7 +110,8 @@ struct DataSplits {
 /// Throws    DataError, naming path, value and fix: missing, unreadable, empty, damaged .npy, not a whole number of
 ///           tokens, a token >= vocab_size, a split shorter than one sample, a record of JSON without the text key (by
 ///           its line, with the keys that it has), Parquet that is damaged, or without the column, or where no Python
-///           has pyarrow, a binary format (by its name), what is compressed and damaged (by the offset), text that is not UTF-8 beside a tokenizer. ConfigError: an option out of range.
+///           has pyarrow, a binary format (by its name), what is compressed and damaged (by the offset), text that is
+///           not UTF-8 beside a tokenizer. ConfigError: an option out of range.
 DataSplits open_data(const DataOptions& options);
 
 }  // namespace trireme
