@@ -144,8 +144,9 @@ class WrittenView final : public Node {
 /// Takes the local gradient of a leaf; the gradient that the program finds there is a part.
 class AccumulatePart final : public torch::autograd::AccumulateGrad {
  public:
-  AccumulatePart(const at::Tensor& part, at::Tensor local, Known of)
-      : AccumulateGrad(part), local_(std::move(local)), of_(std::move(of)) {}
+  /// It holds the part by `variable` alone, which later versions of torch let go of: a leaf knows its node weakly, and
+  /// lives as long as the node's members.
+  AccumulatePart(const at::Tensor& part, Known of) : AccumulateGrad(part), of_(std::move(of)) {}
   variable_list apply(variable_list&& gradients) override {
     refuse_gradients_of_gradients();
     if (gradients[0].defined() && PartTensor::of(gradients[0]) == nullptr) {
@@ -153,10 +154,11 @@ class AccumulatePart final : public torch::autograd::AccumulateGrad {
       {
         // The part is ours alone, so libtorch would take its memory: it must be nobody else's.
         const WithoutInterception as_local;
+        const at::Tensor local = local_of(variable);
         if (of_->shares > 1) gradient = gradient / of_->shares;
         const bool is_ours = gradient.use_count() == 1 && gradient.storage().use_count() == 1;
-        if (!is_ours || !torch::autograd::utils::obeys_layout_contract(gradient, local_))
-          gradient = torch::autograd::utils::clone_obey_contract(gradient, local_);
+        if (!is_ours || !torch::autograd::utils::obeys_layout_contract(gradient, local))
+          gradient = torch::autograd::utils::clone_obey_contract(gradient, local);
       }
       gradients[0] = PartTensor::wrap(std::move(gradient), of_);
     }
@@ -166,7 +168,6 @@ class AccumulatePart final : public torch::autograd::AccumulateGrad {
   const Known& known() const { return of_; }
 
  private:
-  const at::Tensor local_;
   const Known of_;
 };
 

@@ -332,7 +332,7 @@ void PartTensor::mend() {
   }
   // The accumulator holds its tensor, and this one the accumulator: it gets another of the same metadata.
   const WithoutInterception as_local;
-  accumulator_ = make_node<part_tensor::AccumulatePart>(wrap(local_, of_), local_, of_);
+  accumulator_ = make_node<part_tensor::AccumulatePart>(wrap(local_, of_), of_);
   metadata->grad_accumulator_ = decltype(metadata->grad_accumulator_)(accumulator_);
 }
 
