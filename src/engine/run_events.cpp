@@ -41,6 +41,17 @@ RunInfo run_info(const Training& training) {
           .versions = software_versions()};
 }
 
+void add_times(const StepTimes& times, int64_t samples, std::vector<MonitorEvent>& events) {
+  const auto add = [&](const char* what, double ms) {
+    events.push_back({str("Train/Samples/elapsed_time_ms_", what), ms, samples});
+  };
+  add("forward", times.forward_ms);
+  add("backward", times.backward_ms);
+  add("backward_inner", times.backward_inner_ms());
+  add("backward_allreduce", times.backward_reduce_ms);
+  add("step", times.step_ms);
+}
+
 }  // namespace
 
 RunEvents::RunEvents() = default;
@@ -80,6 +91,11 @@ void RunEvents::add_monitor(std::string name, EventSink sink) {
 void RunEvents::follow(Training& training, const torch::nn::Module& module) {
   training_ = &training;
   if (counts_flops_ && training.config().flops_profiler.enabled) passes_ = flops_profile(module, training);
+  if (const Observation* const observation = training.observation();
+      observation != nullptr && training.config().observe.wall_clock_breakdown)
+    add_times_ = [observation](int64_t samples, std::vector<MonitorEvent>& events) {
+      if (const std::optional<StepTimes> times = observation->step_times()) add_times(*times, samples, events);
+    };
   if (!record_) return;
   record_->describe(run_info(training));
   write_line_ = [this] { write_line(); };
@@ -113,21 +129,6 @@ void RunEvents::begin_step() {
   lr_ = groups.empty() ? 0 : groups.front().lr;
 }
 
-namespace {
-
-void add_times(const StepTimes& times, int64_t samples, std::vector<MonitorEvent>& events) {
-  const auto add = [&](const char* what, double ms) {
-    events.push_back({str("Train/Samples/elapsed_time_ms_", what), ms, samples});
-  };
-  add("forward", times.forward_ms);
-  add("backward", times.backward_ms);
-  add("backward_inner", times.backward_inner_ms());
-  add("backward_allreduce", times.backward_reduce_ms);
-  add("step", times.step_ms);
-}
-
-}  // namespace
-
 std::vector<MonitorEvent> RunEvents::take(std::optional<double> lr) {
   if (!collects_) return {};
   const WithoutInterception own_operators;
@@ -140,9 +141,7 @@ std::vector<MonitorEvent> RunEvents::take(std::optional<double> lr) {
   if (lr) events.push_back({"Train/Samples/lr", *lr, samples});
   if (const std::optional<double> scale = step.loss_scale())
     events.push_back({"Train/Samples/loss_scale", *scale, samples});
-  const Observation* const observation = training_->observation();
-  if (observation != nullptr && training_->config().observe.wall_clock_breakdown)
-    if (const std::optional<StepTimes> times = observation->step_times()) add_times(*times, samples, events);
+  if (add_times_) add_times_(samples, events);
   return events;
 }
 

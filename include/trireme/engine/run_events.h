@@ -88,6 +88,7 @@ class RunEvents {
   std::function<void()> write_line_;  ///< of the record, as a monitor's is
   bool counts_flops_ = false;
   PassWatch passes_;
+  std::function<void(int64_t samples, std::vector<MonitorEvent>& events)> add_times_;  ///< of wall_clock_breakdown
   Training* training_ = nullptr;
 };
 
