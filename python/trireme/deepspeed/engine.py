@@ -69,7 +69,6 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
 
     def _follow_step(self, applied, lr_kwargs=None):
         super()._follow_step(applied, lr_kwargs)
-        self.tput_timer.batch_size = self.train_batch_size()
         self.tput_timer.stop(global_step=True)
         if self._resolved["wall_clock_breakdown"]:
             for name, ms in self.get_wall_clock_timers().items():
@@ -153,10 +152,12 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
     def set_train_batch_size(self, train_batch_size):
         """By the accumulation steps. Raises BatchSizeError: not a multiple of micro-batch times ranks."""
         self.core.set_train_batch_size(train_batch_size)
+        self.tput_timer.batch_size = self.train_batch_size()
 
     def set_train_micro_batch_size(self, micro_batch_size):
         """And train_batch_size with it."""
         self.core.set_train_micro_batch_size(micro_batch_size)
+        self.tput_timer.batch_size = self.train_batch_size()
 
     global_rank = property(lambda self: self.world.rank)
     local_rank = property(lambda self: self.world.local_rank)

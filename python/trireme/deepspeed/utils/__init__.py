@@ -10,6 +10,13 @@ from .parameters import (safe_get_full_fp32_param, safe_get_full_grad, safe_get_
                          safe_set_local_optimizer_state, safe_update_full_grad_vectorized)
 from .programs import OnDevice, RepeatingLoader, instrument_w_nvtx
 
+# No module but `groups`: a program that imports all of them has names of its own, such as `config`.
+__all__ = ["OnDevice", "RepeatingLoader", "get_z3_leaf_modules", "groups", "instrument_w_nvtx", "is_initialized", "log_dist", "log_dist_once", "logger", "print_rank_0",
+           "safe_get_full_fp32_param", "safe_get_full_grad", "safe_get_full_optimizer_state", "safe_get_local_fp32_param", "safe_get_local_grad",
+           "safe_get_local_optimizer_state", "safe_set_full_fp32_param", "safe_set_full_grad", "safe_set_full_optimizer_state", "safe_set_local_fp32_param",
+           "safe_set_local_grad", "safe_set_local_optimizer_state", "safe_update_full_grad_vectorized", "set_log_level_from_string", "set_z3_leaf_module",
+           "set_z3_leaf_modules", "set_z3_leaf_modules_by_name", "set_z3_leaf_modules_by_suffix", "unset_z3_leaf_modules", "warning_once", "z3_leaf_module",
+           "z3_leaf_parameter"]
 __getattr__ = names_of(__name__)
 
 
