@@ -104,7 +104,11 @@ void RunEvents::follow(Training& training, const torch::nn::Module& module) {
 void RunEvents::set_tokens_per_sample(int64_t tokens) { training_->counts().set_tokens_per_sample(tokens); }
 
 void RunEvents::see_input(const at::Tensor& input) {
-  if (input.dim() == 2 && input.scalar_type() == at::kLong) set_tokens_per_sample(input.size(1));
+  if (input.dim() != 2 || input.scalar_type() != at::kLong) return;
+  set_tokens_per_sample(input.size(1));
+  if (!record_ || !c10::GradMode::is_enabled()) return;
+  window_length_ += input.size(1);
+  ++window_inputs_;
 }
 
 void RunEvents::add_loss(const at::Tensor& weighted_loss) {
@@ -157,17 +161,26 @@ void RunEvents::write_line() {
   const WithoutInterception own_operators;
   TrainStep& step = training_->step();
   const TrainingProgress& progress = step.progress();
-  const int64_t tokens_per_sample = training_->counts().tokens_per_sample();
+  const int64_t samples = training_->counts().samples();
+  const int64_t batch = samples > 0 ? training_->config().batch.train_batch_size : 0;
+  const int64_t tokens = tokens_of_window(batch);
+  if (tokens_ < 0) tokens_ = (samples - batch) * training_->counts().tokens_per_sample();  // of an earlier run
+  tokens_ += tokens;
   const std::optional<double> norm = step.outcome().norm;  // -1: it is not finite
   StepMetrics metrics{.step = progress.global_steps,
-                      .samples = progress.global_samples,
-                      .tokens = progress.global_samples * tokens_per_sample,
+                      .samples = samples,
+                      .tokens = tokens_,
                       .learning_rate = lr_,
                       .grad_norm = norm && *norm >= 0 ? norm : std::nullopt,
                       .skipped_steps = progress.skipped_steps,
                       .loss_scale = step.loss_scale()};
   if (window_loss_.defined()) metrics.loss = window_loss_.item<double>();
-  record_->step(metrics, training_->config().batch.train_batch_size * tokens_per_sample);
+  record_->step(metrics, tokens);
+}
+
+int64_t RunEvents::tokens_of_window(int64_t batch) {
+  const int64_t length = std::exchange(window_length_, 0), inputs = std::exchange(window_inputs_, 0);
+  return inputs > 0 ? batch * length / inputs : batch * training_->counts().tokens_per_sample();
 }
 
 void RunEvents::note_checkpoint(const SavedCheckpoint& saved) {

@@ -145,7 +145,8 @@ void MetricsWriter::run(const RunInfo& info) {
 }
 
 void MetricsWriter::step(const StepMetrics& metrics) {
-  Json json = {{"step", metrics.step}, {"samples", metrics.samples}};
+  Json json = {{"step", metrics.step}};
+  if (metrics.samples > 0) json["samples"] = metrics.samples;
   if (metrics.tokens > 0) json["tokens"] = metrics.tokens;
   if (metrics.loss) json["loss"] = number(*metrics.loss);
   json["lr"] = number(metrics.learning_rate);

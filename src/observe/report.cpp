@@ -66,14 +66,16 @@ struct Throughput {
   std::vector<double> of_steps;
 };
 
-/// In tokens where the run has told them, else in samples.
+/// In tokens where the run has told them, else in samples, else in steps.
 Throughput throughput_of(const std::vector<StepMetrics>& steps) {
   const bool has_tokens = !steps.empty() && steps.back().tokens > 0;
-  Throughput throughput{.unit = has_tokens ? "tokens/s" : "samples/s", .of_steps = {}};
+  const bool has_samples = !steps.empty() && steps.back().samples > 0;
+  Throughput throughput{.unit = has_tokens ? "tokens/s" : has_samples ? "samples/s" : "steps/s", .of_steps = {}};
   // A resumed run's first step has samples of earlier ones.
   int64_t samples = steps.empty() ? 0 : steps[0].samples - steps[0].samples / std::max<int64_t>(steps[0].step, 1);
   for (const StepMetrics& step : steps) {
-    const double of_samples = static_cast<double>(step.samples - std::exchange(samples, step.samples));
+    const double of_samples =
+        has_samples ? static_cast<double>(step.samples - std::exchange(samples, step.samples)) : 1;
     throughput.of_steps.push_back(has_tokens ? step.tokens_per_s : of_samples * 1000 / step.step_ms);
   }
   return throughput;
@@ -193,10 +195,11 @@ std::string tiles(const RunLog& log) {
                  str(throughput.unit, ", median step")) +
             compute_tile(log);
     const bool has_tokens = last.tokens > 0;
-    page += tile(
-        "Duration", short_duration(duration_s(log)),
-        str(grouped(last.step), " steps, ", short_count(static_cast<double>(has_tokens ? last.tokens : last.samples)),
-            has_tokens ? " tokens" : " samples"));
+    page += tile("Duration", short_duration(duration_s(log)),
+                 str(grouped(last.step), " steps",
+                     has_tokens         ? str(", ", short_count(static_cast<double>(last.tokens)), " tokens")
+                     : last.samples > 0 ? str(", ", short_count(static_cast<double>(last.samples)), " samples")
+                                        : ""));
   }
   const auto memory = peak_memory_of_rank(log);
   if (!memory.empty())
@@ -245,7 +248,7 @@ std::string details_table(const RunLog& log) {
   if (!log.steps.empty()) {
     row("Steps", str(grouped(log.steps.back().step),
                      log.run && log.run->total_steps > 0 ? " of " + grouped(log.run->total_steps) : ""));
-    row("Samples", grouped(log.steps.back().samples));
+    if (log.steps.back().samples > 0) row("Samples", grouped(log.steps.back().samples));
     if (log.steps.back().tokens > 0) row("Tokens", grouped(log.steps.back().tokens));
   }
   const auto memory = peak_memory_of_rank(log);

@@ -317,6 +317,11 @@ void StepCounts::note_loss(const at::Tensor& loss) {
   loss_ = value;
 }
 
+int64_t StepCounts::samples() const {
+  const std::lock_guard lock(mutex_);
+  return samples_;
+}
+
 void StepCounts::note_window(int64_t step, int64_t samples) {
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);

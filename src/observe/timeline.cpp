@@ -174,11 +174,15 @@ class Timeline::Impl {
       work_.notify_one();
     }
     worker_.join();
+    write("\n]\n");
   }
 
   void hear(const Notice& notice) noexcept {
     const std::lock_guard lock(mutex_);
-    if (is_recording_ && notice.begin >= recorded_from_) add(notice);
+    // The method in which the last window ended is told after it.
+    const bool is_last = !is_recording_ && notice.begin < recorded_until_;
+    if ((is_recording_ || is_last) && notice.begin >= recorded_from_) add(notice);
+    if (is_last) hand_over();
     if (notice.kind == Kind::kWindow) end_step(notice);
   }
 
@@ -224,6 +228,7 @@ class Timeline::Impl {
     if (!is_recording_ && !is_over && next >= options_.start_step) begin_recording();
     if (!is_recording_ || !is_over) return;
     is_recording_ = false;
+    recorded_until_ = window.end;
     operators_.reset();
     if (rank_ == 0) tells_of_end_ = true;
   }
@@ -322,7 +327,7 @@ class Timeline::Impl {
   bool stopped_ = false;
   bool tells_of_end_ = false;
   int64_t recorded_steps_ = 0;
-  Clock::time_point recorded_from_, step_begin_;
+  Clock::time_point recorded_from_, recorded_until_, step_begin_;
   Tracks tracks_;
   Names names_;
   std::vector<Event> events_;  // of the step that runs

@@ -58,6 +58,10 @@ Row reduction(const RowCall& call) {
       result.push_back({});
   }
   row.arguments = {dims};
+  if (call.tensors() > 1) {  // quantile's `q`: a result of each
+    row.arguments.push_back(dims_along(row, call.sizes(1), std::vector<bool>(call.sizes(1).size()), FactorKind::kEach));
+    result.insert(result.begin(), row.arguments[1].begin(), row.arguments[1].end());
+  }
   set_results(row, call, result);
   return row;
 }

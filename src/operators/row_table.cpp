@@ -70,7 +70,7 @@ constexpr RowOfNames kTable[] = {
      "sum mean any all _is_all_true _is_any_true amax amin max min max.dim min.dim argmax argmin aminmax logsumexp "
      "prod "
      "norm linalg_vector_norm var std var_mean std_mean nansum nanmean median nanmedian mode count_nonzero kthvalue "
-     "quantile.scalar nanquantile.scalar"},
+     "quantile nanquantile"},
     {{rows::scan, nullptr, "scans"},
      "softmax log_softmax _softmax _log_softmax _safe_softmax cumsum cumprod cummax cummin logcumsumexp sort argsort "
      "msort "

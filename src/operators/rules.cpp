@@ -43,7 +43,7 @@ constexpr RuleOfNames kRows[] = {
      "amax amin max max.dim min min.dim argmax argmin aminmax logsumexp prod norm linalg_vector_norm var std var_mean "
      "std_mean "
      "nansum nanmean median median.dim nanmedian mode mode.dim count_nonzero count_nonzero.dim_IntList kthvalue "
-     "quantile.scalar nanquantile.scalar"},
+     "quantile nanquantile"},
     {{OperatorRole::kScan},
      "softmax log_softmax _softmax _log_softmax _safe_softmax cumsum cumsum_ cumprod cumprod_ cummax cummin "
      "logcumsumexp sort argsort "

@@ -215,20 +215,22 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
       [list = list_of_buffers(module, options), parameters] { return present_buffers(list(), parameters); },
       [this](const at::Tensor& tensor) { return passes_.is_part(tensor); });
   const LrScheduleOptions schedule = config_.scheduler.value_or(LrScheduleOptions{});
-  step_ = std::make_unique<TrainStep>(TrainStepParts{.shards = groups_.sums,
-                                                     .model = groups_.model,
-                                                     .place = groups_.plan.place,
-                                                     .pager = *pager_,
-                                                     .buffers = *buffers_,
-                                                     .hyperparameters = Hyperparameters({}, schedule),
-                                                     .prove = proof(),
-                                                     .spoil = [this](const std::string& why) { condition_.fail(why); },
-                                                     .ended =
-                                                         [counts = counts_](const TrainingProgress& progress) {
-                                                           counts->note_window(progress.global_steps,
-                                                                               progress.global_samples);
-                                                         }},
-                                      step_options(config_));
+  // A program that says itself when a window ends has batches of which no configuration tells the size.
+  const bool knows_samples = config_.managed_gradient_accumulation && !options.has_ownership;
+  step_ = std::make_unique<TrainStep>(
+      TrainStepParts{.shards = groups_.sums,
+                     .model = groups_.model,
+                     .place = groups_.plan.place,
+                     .pager = *pager_,
+                     .buffers = *buffers_,
+                     .hyperparameters = Hyperparameters({}, schedule),
+                     .prove = proof(),
+                     .spoil = [this](const std::string& why) { condition_.fail(why); },
+                     .ended =
+                         [counts = counts_, knows_samples](const TrainingProgress& progress) {
+                           counts->note_window(progress.global_steps, knows_samples ? progress.global_samples : 0);
+                         }},
+      step_options(config_));
   passes_ = OperatorPasses(config_, *pager_);
   passes_.cuts = partition_ ? passes_on_slices(groups_, config_, options, *partition_, slices_)
                             : passes_on_whole_layers(groups_, config_);

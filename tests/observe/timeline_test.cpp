@@ -57,14 +57,16 @@ TEST(Timeline, RecordsTheStepsThatAreAskedFor) {
       const auto begin = Notice::Clock::now();
       timeline.hear({.kind = Notice::Kind::kCall, .name = name, .begin = begin, .end = begin + milliseconds(1)});
       timeline.hear(window(step));
+      timeline.hear({.kind = Notice::Kind::kCall, .name = str("end of ", step), .begin = begin, .end = begin});
     }
     EXPECT_EQ(timeline.recorded_steps(), 2);
   }
+  EXPECT_TRUE(Json::parse(text_of(folder / "t" / "rank-0.json")).is_array());
   EXPECT_EQ(join_timelines(folder / "t", folder / "all.json"), std::vector<int>{0});
   const auto events = events_of(folder / "all.json");
   std::set<std::string> names;
   for (const auto& [name, event] : events) names.insert(name);
-  EXPECT_EQ(names, (std::set<std::string>{"forward of 2", "forward of 3", "step 2", "step 3"}));
+  EXPECT_EQ(names, (std::set<std::string>{"end of 2", "end of 3", "forward of 2", "forward of 3", "step 2", "step 3"}));
   EXPECT_NEAR(events.find("forward of 2")->second.at("dur").get<double>(), 1000, 1e-6);
 }
 

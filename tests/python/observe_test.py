@@ -116,7 +116,7 @@ class Observe(Case):
         for _ in range(2):
             timer.start()
             time.sleep(0.02)
-            timer.stop(record=True)
+            timer.stop()
         own = [timer.elapsed(reset=False), timer.mean()]
         timer.start()
         own.append(timer.elapsed() > own[0] and timer.started_)

@@ -54,6 +54,18 @@ class Record(Case):
         self.assertEqual(events["run"]["config"]["trireme"]["record"], str(self.folder / "run"))
         self.assertIn("Training report", (self.folder / "run/report.html").read_text())
 
+    def test_tokens_are_those_of_each_step(self):
+        self.on_ranks(2, _PROGRAM + """
+    engine, *_ = deepspeed.initialize(model=model, config=config(gradient_accumulation_steps=2))
+    for length in (100, 10, 50, 5, 8, 8):
+        engine.backward(engine(torch.ones(2, length, dtype=torch.long)).square().mean())
+        engine.step()
+        with torch.no_grad():
+            engine(torch.ones(2, 1000, dtype=torch.long))
+    result = None
+""", as_deepspeed=True)
+        self.assertEqual([line["tokens"] for line in self.steps()], [440, 660, 724])
+
     def test_a_program_that_fails_says_by_what(self):
         script = self.snippet(_PROGRAM + """
     engine, *_ = deepspeed.initialize(model=model, config=config())
@@ -127,6 +139,7 @@ class Record(Case):
     result = None
 """, environment=variable)
         self.assertEqual([(line["step"], line["lr"]) for line in self.steps()], [(1, 0.25), (2, 0.25), (3, 0.25)])
+        self.assertNotIn("samples", self.steps()[0])  # nobody has said how many there are
         self.assertEqual((self.lines()[0]["parameters"], self.lines()[-1]["event"]), (4 * 8 + 8 + 8 * 2 + 2, "end"))
         self.on_ranks(2, """
     import torch
@@ -146,6 +159,7 @@ class Record(Case):
     result = None
 """, environment=variable)
         self.assertEqual([(line["step"], line["lr"]) for line in self.steps()], [(1, 0.5), (2, 0.5)])
+        self.assertNotIn("samples", self.steps()[0])
         self.assertEqual(self.lines()[0]["parameters"], 4 * 8 + 8 + 8 * 2 + 2)
         self.assertTrue((self.folder / "run/metrics.before.jsonl").exists())  # FSDP's
 

@@ -77,6 +77,8 @@ class RunEvents {
   void end(const std::string& reason = "finished");
 
  private:
+  /// All ranks' tokens of the window that ends: `batch` samples of the mean length. Forgets the window's.
+  int64_t tokens_of_window(int64_t batch);
   void write_line();
 
   Monitors monitors_;
@@ -85,7 +87,9 @@ class RunEvents {
   at::Tensor window_loss_;  ///< the same of the last window that has ended
   double lr_ = 0;           ///< of the step that runs, in the first parameter group
   std::unique_ptr<StepRecord> record_;
-  std::function<void()> write_line_;  ///< of the record, as a monitor's is
+  std::function<void()> write_line_;               ///< of the record, as a monitor's is
+  int64_t window_length_ = 0, window_inputs_ = 0;  ///< of token ids: their lengths in sum, and how many came
+  int64_t tokens_ = -1;                            ///< of the whole training; below 0: no step has ended yet
   bool counts_flops_ = false;
   PassWatch passes_;
   std::function<void(int64_t samples, std::vector<MonitorEvent>& events)> add_times_;  ///< of wall_clock_breakdown

@@ -211,7 +211,8 @@ Made of_reduction(Draw& draw, const std::string& op, Sizes sizes) {
   for (const char* const count : {"k"})
     if (schema.argumentIndexWithName(count)) given.push_back({count, 1});
   if (schema.argumentIndexWithName("p")) given.push_back({"p", 2});
-  if (schema.argumentIndexWithName("q")) given.push_back({"q", 0.3});
+  if (op.ends_with("quantile.scalar")) given.push_back({"q", 0.3});
+  if (op.ends_with("quantile")) given.push_back({"q", draw.floats({2}).sigmoid()});
   if (op.ends_with(".stable")) given.push_back({"stable", true});
   if (schema.argumentIndexWithName("half_to_float")) given.push_back({"half_to_float", false});
   return call_of(op, given);
@@ -269,7 +270,7 @@ std::vector<MakerOfNames> makers_of_dims() {
        "linalg_vector_norm var var.dim var.correction std std.dim std.correction var_mean.correction "
        "std_mean.correction "
        "nansum nanmean median median.dim nanmedian nanmedian.dim mode count_nonzero count_nonzero.dim_IntList kthvalue "
-       "quantile.scalar nanquantile.scalar "
+       "quantile quantile.scalar nanquantile nanquantile.scalar "
        "softmax.int log_softmax.int _softmax _log_softmax _safe_softmax cumsum cumprod cummax cummin logcumsumexp sort "
        "sort.stable argsort argsort.stable msort"},
       {of_resize, "topk glu diff unfold"},

@@ -79,8 +79,8 @@ class SynchronizedWallClockTimer:
             self.start_event = _now()
             self.started_ = True
 
-        def stop(self, reset=False, record=False):
-            """Adds the time since start(); with `reset` in place of what was added before. `record`: mean() knows it.
+        def stop(self, reset=False, record=False):  # pylint: disable=unused-argument
+            """Adds the time since start(), which mean() knows; with `reset` in place of what was added before.
 
             Raises  StateError: it does not run.
             """
@@ -91,8 +91,7 @@ class SynchronizedWallClockTimer:
                 self._ms, self.event_timers = 0.0, []
             self.event_timers.append(last)
             self.started_, self.start_event = False, None
-            if record:
-                self.elapsed_records.append(last.get_elapsed_msec())
+            self.elapsed_records.append(last.get_elapsed_msec())
 
         def add(self, ms):
             """A time that somebody else took, which mean() knows, in place of what was added up."""
@@ -119,7 +118,7 @@ class SynchronizedWallClockTimer:
             return ms
 
         def mean(self):
-            """Milliseconds of what stop(record=True) recorded, in the mean, without the tenth at either end."""
+            """Milliseconds of the stops since the last reset(), in the mean, without the tenth at either end."""
             return trim_mean(self.elapsed_records, _TRIMMED)
 
     def __init__(self):
@@ -144,7 +143,7 @@ class SynchronizedWallClockTimer:
         """A text of the accelerator's memory, now and at most."""
         accelerator, giga = get_accelerator(), 1024**3
         return (f" | mem_allocated: {accelerator.memory_allocated() / giga:.4f} GB | max_mem_allocated: "
-                f"{accelerator.max_memory_allocated() / giga:.4f} GB | cache_allocated: {accelerator.memory_cached() / giga:.4f} GB | "
+                f"{max(accelerator.max_memory_allocated(), accelerator.memory_allocated()) / giga:.4f} GB | cache_allocated: {accelerator.memory_cached() / giga:.4f} GB | "
                 f"max_cache_allocated: {accelerator.max_memory_cached() / giga:.4f} GB")
 
     def log(self, names, normalizer=1.0, reset=True, memory_breakdown=False, ranks=None):
