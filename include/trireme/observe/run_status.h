@@ -55,7 +55,7 @@ class StepCounts {
   /// 0: not known.
   void set_tokens_per_sample(int64_t tokens) { tokens_per_sample_ = tokens; }
   int64_t tokens_per_sample() const { return tokens_per_sample_; }
-  /// Of all ranks since the start of training; 0: not known.
+  /// Samples of all ranks since the start of training; 0: not known.
   int64_t samples() const;
   void write_to(RankNow& now) const;
 
