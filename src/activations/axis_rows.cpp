@@ -44,6 +44,12 @@ at::Tensor joined(FactorKind kind, const at::Tensor& parts) {
 /// Where equal elements share a gradient, ranks would have to count them.
 bool shares_gradient(FactorKind kind) { return kind == FactorKind::kMaximum || kind == FactorKind::kMinimum; }
 
+/// Whether it is made of operators, and yet its kernel reads numbers itself, which a part does not have: in torch 2.15.
+bool reads_numbers(const c10::OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  return name == "aten::quantile" || name == "aten::nanquantile";
+}
+
 /// Attention draws, too, and its schema does not say so.
 bool has_dropout(const OperatorCall& call) {
   const c10::IValue share = value_of(call, "dropout_p");
@@ -224,7 +230,8 @@ void RowRun::run(const PlacedArguments& found) {
   if (made->way == Decided::Way::kWithin) return run_within(*made, found);
   if (made->way == Decided::Way::kGathered) return pass_.run_gathered(call_, next_, found);
   if (made->way == Decided::Way::kRefused) {
-    const bool can_open = pass_.gives_parts_ && call_.traits.composite && !call_.traits.random && !has_dropout(call_);
+    const bool can_open = pass_.gives_parts_ && call_.traits.composite && !call_.traits.random && !has_dropout(call_) &&
+                          !reads_numbers(call_.op);
     if (can_open) return run_opened(pass_, call_, next_, found);
     if (std::ranges::all_of(found, [](const PlacedArgument& one) { return is_of_numbers(one.tensor); }))
       return pass_.run_gathered(call_, next_, found);

@@ -647,6 +647,9 @@ TEST(SequenceRefusal, WhatNeedsAllTokensOnEveryRank) {
   const std::string message =
       refusal_of([](const Net& net, const SequenceInputs& in) { at::linalg_svdvals(net.embedded(in).select(0, 0)); });
   EXPECT_NE(message.find("is not known to sequence parallelism"), std::string::npos) << message;
+  const std::string of_all =
+      refusal_of([](const Net& net, const SequenceInputs& in) { at::quantile(net.embedded(in), 0.5); });
+  EXPECT_NE(of_all.find("aten::quantile mixes elements of dim 1 of ["), std::string::npos) << of_all;
   // A tensor that all ranks have would be right at some features of each rank.
   EXPECT_NE(refusal_of([](const Net& net, const SequenceInputs& in) {
               at::zeros({kVocab, 16}).index_add_(0, in.input_ids.flatten(), net.embedded(in).flatten(0, 1).detach());
